@@ -52,7 +52,7 @@ void plan(Options options) {
     const GptOptions run = gpt_options(config, 0, ranks);
     const double flops = flops_of_token(run);
 
-    const size_t beside = resident_bytes() + device_info().working_bytes + kStagingBytes;
+    const size_t beside = resident_bytes() + device_info().working_bytes + kBlockBytes;
     std::printf("%s", plan_table(run).c_str());
     auto print_row = [](const char* what, size_t bytes) {
         std::printf("%-22s %16zu bytes %10.1f MiB\n", what, bytes, double(bytes) / 0x1p20);

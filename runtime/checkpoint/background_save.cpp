@@ -14,7 +14,7 @@
 struct BackgroundSave::Job {
     CheckpointSave save;
     int rank;
-    std::shared_ptr<std::vector<std::byte>> snapshot;
+    std::shared_ptr<std::vector<std::byte>> snapshot;  // the values of the tensors in `save`
     Retention retention;
     std::function<void()> before_commit;
     double start_ms = now_ms();
@@ -65,15 +65,10 @@ struct BackgroundSave::Job {
     }
 
     void write_part() {
-        size_t offset = 0;  // of the tensor in the snapshot
-        const NamedTensor* current = nullptr;
-        auto copy_part = [&](std::byte* to, const NamedTensor& tensor, size_t first, size_t count) {
-            const size_t element = size_of(tensor.values.dtype);
-            if (current && current != &tensor) offset += current->count * size_of(current->values.dtype);
-            current = &tensor;
-            std::memcpy(to, snapshot->data() + offset + first * element, count * element);
+        auto copy_part = [](std::byte* to, const NamedTensor& tensor, size_t first, size_t count) {
+            std::memcpy(to, tensor.values.from(first).data, count * size_of(tensor.values.dtype));
         };
-        save.write_part(rank, kBlockBytes, copy_part);  // a buffer that stays in the cache
+        save.write_part(rank, copy_part);
     }
 
     void commit() {
@@ -93,13 +88,11 @@ BackgroundSave::BackgroundSave(std::string run_dir, const Comm& comm, const Rete
       retention_(retention),
       snapshot_(std::make_shared<std::vector<std::byte>>()) {}
 
-size_t BackgroundSave::snapshot_bytes(const std::vector<NamedTensor>& tensors) {
+void BackgroundSave::reserve(const std::vector<NamedTensor>& tensors) {
     size_t bytes = 0;
     for (const NamedTensor& tensor : tensors) bytes += tensor.count * size_of(tensor.values.dtype);
-    return bytes;
+    snapshot_->resize(bytes);
 }
-
-void BackgroundSave::reserve(const std::vector<NamedTensor>& tensors) { snapshot_->resize(snapshot_bytes(tensors)); }
 
 void BackgroundSave::begin(const TrainState& info, const std::vector<NamedTensor>& tensors,
                            std::function<void()> before_commit) {
@@ -107,9 +100,11 @@ void BackgroundSave::begin(const TrainState& info, const std::vector<NamedTensor
     reserve(tensors);
     CheckpointSave save = CheckpointSave::plan(run_dir_, comm_, info, tensors);
     size_t offset = 0;
-    for (const NamedTensor& tensor : tensors) {
+    for (NamedTensor& tensor : save.manifest.tensors) {
         const size_t bytes = tensor.count * size_of(tensor.values.dtype);
-        if (bytes > 0) copy_to_host(snapshot_->data() + offset, tensor.values.data, bytes, Stream{});
+        std::byte* const copy = snapshot_->data() + offset;
+        if (bytes > 0) copy_to_host(copy, tensor.values.data, bytes, Stream{});
+        tensor.values.data = copy;
         offset += bytes;
     }
     synchronize(Stream{});

@@ -9,6 +9,7 @@
 #include "kernels/base/check.h"
 #include "kernels/device.h"
 #include "runtime/checkpoint/shard.h"
+#include "runtime/io/digest.h"
 #include "runtime/io/files.h"
 #include "runtime/io/json.h"
 #include "runtime/io/process.h"

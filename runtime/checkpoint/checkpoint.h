@@ -31,17 +31,15 @@ struct SaveStats {
     std::string directory;  // of the committed step
 };
 
-inline constexpr size_t kStagingBytes = 4 * kBlockBytes;
-
 // Commits one step to `run_dir`, which must exist and be the same directory on all ranks. Collective: all ranks pass
 // the same `info` and the same tensors in the same order, each with its own part. The parts together must cover every
 // element exactly once; for a replicated tensor, one rank stores everything and the others have count 0. Tensors with
-// larger elements must come first, so that all are aligned. Uses `staging_bytes` of host memory, independent of the
+// larger elements must come first, so that all are aligned. Uses kBlockBytes of host memory, independent of the
 // model's size. Sets aside existing checkpoints of this step and later ones as superseded, since the run did not
 // continue from them. Fails on all ranks if one rank fails: with Exit::io if the disk is full or the data read back
 // differs, or with Exit::cannot_create. The temporary directory is then removed and older checkpoints are unchanged.
 SaveStats save_checkpoint(const std::string& run_dir, const Comm& comm, const TrainState& info,
-                          const std::vector<NamedTensor>& tensors, size_t staging_bytes = kStagingBytes);
+                          const std::vector<NamedTensor>& tensors);
 
 // Fails with Exit::io, with the numbers, if the run directory's disk has less than 1.2 x `bytes` free, where `bytes` is
 // the size of one checkpoint. Called by save_checkpoint() and before a run's first step.
@@ -82,9 +80,8 @@ class BackgroundSave {
 public:
     BackgroundSave(std::string run_dir, const Comm& comm, const Retention& retention);
 
-    // Allocates the host memory for the copy: snapshot_bytes() of these tensors.
+    // Allocates the host memory for the copy of this rank's part of these tensors.
     void reserve(const std::vector<NamedTensor>& tensors);
-    static size_t snapshot_bytes(const std::vector<NamedTensor>& tensors);
 
     // Starts to save one step; arguments as in save_checkpoint(). Collective. Requires that no save is running. Rank
     // 0's thread calls `before_commit` when all parts are written; if that fails, the save fails.

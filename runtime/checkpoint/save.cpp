@@ -4,6 +4,7 @@
 #include <filesystem>
 
 #include "kernels/base/check.h"
+#include "runtime/io/digest.h"
 #include "runtime/io/files.h"
 #include "runtime/io/process.h"
 
@@ -47,8 +48,8 @@ std::vector<ShardFile> collect_records(const std::string& directory, int ranks) 
     return shards;
 }
 
-}  // namespace
-
+// Runs this rank's part of a collective action. If it fails on one rank, it fails on all: with the original error on
+// that rank, with Exit::io on the others.
 void on_all_ranks(const Comm& comm, const char* action, const std::function<void()>& part) {
     std::exception_ptr error;
     try {
@@ -60,6 +61,8 @@ void on_all_ranks(const Comm& comm, const char* action, const std::function<void
     if (error) std::rethrow_exception(error);
     if (failed_rank >= 0) fail(Exit::io, "checkpoint: rank %d could not %s", failed_rank, action);
 }
+
+}  // namespace
 
 CheckpointSave CheckpointSave::plan(const std::string& run_dir, const Comm& comm, const TrainState& info,
                                     const std::vector<NamedTensor>& tensors) {
@@ -81,9 +84,8 @@ void CheckpointSave::make_temporary() const {
     make_directory(temporary);
 }
 
-void CheckpointSave::write_part(int rank, size_t staging_bytes, const CopyPart& copy_part) const {
-    write_record(record_path(temporary, rank),
-                 write_shard(temporary, rank, manifest.tensors, staging_bytes, copy_part));
+void CheckpointSave::write_part(int rank, const CopyPart& copy_part) const {
+    write_record(record_path(temporary, rank), write_shard(temporary, rank, manifest.tensors, copy_part));
 }
 
 void CheckpointSave::commit() const {
@@ -108,14 +110,14 @@ void CheckpointSave::abandon() const {
 }
 
 SaveStats save_checkpoint(const std::string& run_dir, const Comm& comm, const TrainState& info,
-                          const std::vector<NamedTensor>& tensors, size_t staging_bytes) {
+                          const std::vector<NamedTensor>& tensors) {
     const double start_ms = now_ms();
     const CheckpointSave save = CheckpointSave::plan(run_dir, comm, info, tensors);
     on_all_ranks(comm, "make the directory", [&] {
         if (comm.rank == 0) save.make_temporary();
     });
     try {
-        on_all_ranks(comm, "write its part", [&] { save.write_part(comm.rank, staging_bytes, copy_part_from_device); });
+        on_all_ranks(comm, "write its part", [&] { save.write_part(comm.rank, copy_part_from_device); });
         on_all_ranks(comm, "commit", [&] {
             if (comm.rank == 0) save.commit();
         });

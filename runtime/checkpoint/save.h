@@ -4,10 +4,6 @@
 #include "runtime/checkpoint/checkpoint.h"
 #include "runtime/checkpoint/shard.h"
 
-// Runs this rank's part of a collective action. If it fails on one rank, it fails on all: with the original error on
-// that rank, with Exit::io on the others.
-void on_all_ranks(const Comm& comm, const char* action, const std::function<void()>& part);
-
 struct CheckpointSave {
     std::string run_dir, temporary;
     Manifest manifest;  // without the shards
@@ -22,7 +18,7 @@ struct CheckpointSave {
     // On rank 0, first: makes the temporary directory if the disk has enough space for the checkpoint.
     void make_temporary() const;
     // On every rank: writes its shard file and the record of it. Fails as write_shard() does.
-    void write_part(int rank, size_t staging_bytes, const CopyPart& copy_part) const;
+    void write_part(int rank, const CopyPart& copy_part) const;
     // On rank 0, when all parts are written: writes the manifest and COMMIT, sets aside existing checkpoints of this
     // step and later ones as superseded, and renames the directory.
     void commit() const;

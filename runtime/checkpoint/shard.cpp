@@ -1,8 +1,5 @@
 #include "runtime/checkpoint/shard.h"
 
-#define XXH_STATIC_LINKING_ONLY  // for the state's size
-#include <xxhash.h>
-
 #include <algorithm>
 #include <bit>
 #include <cstring>
@@ -10,28 +7,13 @@
 #include "kernels/base/check.h"
 #include "kernels/device.h"
 #include "runtime/io/crc32c.h"
+#include "runtime/io/digest.h"
 #include "runtime/io/files.h"
 
 static_assert(std::endian::native == std::endian::little,
               "checkpoints store numbers in the memory's byte order, which must be little-endian");
 
 namespace {
-
-std::string hex_of(XXH128_hash_t hash) {
-    return format("%016llx%016llx", static_cast<unsigned long long>(hash.high64),
-                  static_cast<unsigned long long>(hash.low64));
-}
-
-// Computes the hash of a file incrementally.
-class FileHash {
-public:
-    FileHash() { XXH3_128bits_reset(&state_); }
-    void add(const std::byte* part, size_t bytes) { XXH3_128bits_update(&state_, part, bytes); }
-    std::string digits() const { return hex_of(XXH3_128bits_digest(&state_)); }
-
-private:
-    XXH3_state_t state_;
-};
 
 // A number is infinite or NaN if and only if its exponent bits are all ones.
 template <class Word> bool all_finite(const std::byte* numbers, size_t count, Word exponent) {
@@ -56,8 +38,6 @@ bool all_finite(const std::byte* numbers, size_t count, Dtype dtype) {
 
 }  // namespace
 
-std::string xxh3_128(std::string_view text) { return hex_of(XXH3_128bits(text.data(), text.size())); }
-
 // Verifies the file as stored on the disk. A mismatch is an error of the disk, Exit::io.
 static void read_back(const std::string& directory, const ShardFile& shard) {
     try {
@@ -79,20 +59,18 @@ void copy_part_from_device(std::byte* to, const NamedTensor& tensor, size_t firs
 }
 
 ShardFile write_shard(const std::string& directory, int rank, const std::vector<NamedTensor>& tensors,
-                      size_t staging_bytes, const CopyPart& copy_part) {
-    require(staging_bytes > 0 && staging_bytes % kBlockBytes == 0, "checkpoint: invalid staging buffer of %zu bytes",
-            staging_bytes);
-    std::vector<std::byte> staging(staging_bytes);
+                      const CopyPart& copy_part) {
+    std::vector<std::byte> block(kBlockBytes);
     ShardFile shard{.name = shard_name(rank)};
     for (const NamedTensor& tensor : tensors) shard.bytes += tensor.count * size_of(tensor.values.dtype);
     OutputFile file(directory + "/" + shard.name, shard.bytes);
-    FileHash hash;
-    size_t used = 0;  // bytes in the staging buffer, which is flushed in whole blocks except at the end of the file
+    Digest hash;
+    size_t used = 0;  // bytes of the block, which is whole except at the end of the file
     auto flush = [&] {
-        for (size_t begin = 0; begin < used; begin += kBlockBytes)
-            shard.block_crc32cs += format("%08x", crc32c(staging.data() + begin, std::min(kBlockBytes, used - begin)));
-        hash.add(staging.data(), used);
-        file.append(staging.data(), used);
+        if (used == 0) return;
+        shard.block_crc32cs += format("%08x", crc32c(block.data(), used));
+        hash.add(block.data(), used);
+        file.append(block.data(), used);
         used = 0;
     };
     for (const NamedTensor& tensor : tensors) {
@@ -101,9 +79,9 @@ ShardFile write_shard(const std::string& directory, int rank, const std::vector<
         require(offset % element == 0, "checkpoint: tensor %s at offset %zu would not be aligned", tensor.name, offset);
         shard.pieces.push_back({tensor.name, offset, tensor.first, tensor.count});
         for (size_t done = 0, part; done < tensor.count; done += part) {
-            if (used == staging.size()) flush();
-            std::byte* to = staging.data() + used;
-            part = std::min(tensor.count - done, (staging.size() - used) / element);
+            if (used == block.size()) flush();
+            std::byte* to = block.data() + used;
+            part = std::min(tensor.count - done, (block.size() - used) / element);
             copy_part(to, tensor, done, part);
             shard.finite &= all_finite(to, part, tensor.values.dtype);
             used += part * element;
@@ -112,7 +90,7 @@ ShardFile write_shard(const std::string& directory, int rank, const std::vector<
     flush();
     file.sync();
     file.close();
-    shard.xxh3_128 = hash.digits();
+    shard.xxh3_128 = hash.hex();
     read_back(directory, shard);
     return shard;
 }
@@ -130,10 +108,10 @@ size_t read_verified_block(const InputFile& file, const ShardFile& expected, siz
 
 void verify_shard(const InputFile& file, const ShardFile& expected) {
     std::vector<std::byte> buffer(std::min(kBlockBytes, expected.bytes));
-    FileHash hash;
+    Digest hash;
     for (size_t block = 0; block * kBlockBytes < expected.bytes; block++)
         hash.add(buffer.data(), read_verified_block(file, expected, block, buffer.data()));
-    if (hash.digits() != expected.xxh3_128)
+    if (hash.hex() != expected.xxh3_128)
         fail(Exit::data, "%s is damaged: the XXH3 hash of its %zu bytes is %s, must be %s", file.path(), file.size(),
-             hash.digits(), expected.xxh3_128);
+             hash.hex(), expected.xxh3_128);
 }

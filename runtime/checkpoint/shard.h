@@ -5,20 +5,17 @@
 #include "runtime/checkpoint/manifest.h"
 #include "runtime/io/files.h"
 
-// The 128-bit XXH3 hash of a text as 32 lower-case hexadecimal digits, as printed by `xxhsum -H128`.
-std::string xxh3_128(std::string_view text);
-
 // Copies elements [first, first + count) of this rank's part of a tensor to host memory.
 using CopyPart = std::function<void(std::byte* to, const NamedTensor& tensor, size_t first, size_t count)>;
 
 // Copies from the tensor's values on the device and waits for the copy.
 void copy_part_from_device(std::byte* to, const NamedTensor& tensor, size_t first, size_t count);
 
-// Creates directory/shard_name(rank), writes this rank's part of the tensors through a buffer of `staging_bytes` (a
-// multiple of kBlockBytes), syncs the file, and verifies it by reading it back from the disk. Fails with Exit::io or
-// Exit::cannot_create; the file is then incomplete and must not be used.
+// Creates directory/shard_name(rank), writes this rank's part of the tensors through a buffer of kBlockBytes, syncs the
+// file, and verifies it by reading it back from the disk. Fails with Exit::io or Exit::cannot_create; the file is then
+// incomplete and must not be used.
 ShardFile write_shard(const std::string& directory, int rank, const std::vector<NamedTensor>& tensors,
-                      size_t staging_bytes, const CopyPart& copy_part = copy_part_from_device);
+                      const CopyPart& copy_part);
 
 // Verifies a shard file against its record: the CRC32C of each block and the hash of the file. Requires that the size
 // matches. Fails with Exit::data, naming the file, the offset, the expected and the actual value; with Exit::io if the

@@ -24,3 +24,10 @@ public:
 private:
     XXH3_state_t state_;
 };
+
+// The 128-bit XXH3 hash of a text as 32 lower-case hexadecimal digits, as printed by `xxhsum -H128`.
+inline std::string xxh3_128(std::string_view text) {
+    Digest digest;
+    digest.add(text);
+    return digest.hex();
+}

@@ -23,7 +23,6 @@ namespace fs = std::filesystem;
 // The user's umask restricts these modes.
 constexpr mode_t kFileMode = 0666;
 constexpr mode_t kDirectoryMode = 0777;
-constexpr int kOutput = O_WRONLY | O_CREAT | O_NOFOLLOW;
 
 [[noreturn]] void fail_to(const std::string& action, const std::string& path, Exit otherwise, int error = errno) {
     fail(exit_code_of(error, otherwise), "cannot %s %s: %s", action, path, std::strerror(error));
@@ -154,7 +153,7 @@ void InputFile::check_unchanged() const {
 }
 
 OutputFile::OutputFile(const std::string& path, size_t reserve_bytes)
-    : path_(path), descriptor_(open_file(path, kOutput | O_EXCL)) {
+    : path_(path), descriptor_(open_file(path, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW)) {
     if (reserve_bytes == 0) return;
     // Reserve blocks without changing the size, so that the file is never longer than the data written.
     auto reserve = [&] { return ::fallocate(descriptor_, FALLOC_FL_KEEP_SIZE, 0, off_t(reserve_bytes)); };
@@ -162,14 +161,6 @@ OutputFile::OutputFile(const std::string& path, size_t reserve_bytes)
     const int error = errno;
     ::unlink(path.c_str());
     fail_to(format("reserve %zu bytes for", reserve_bytes), path, Exit::io, error);
-}
-
-OutputFile OutputFile::open_to_append(const std::string& path) {
-    OutputFile file;
-    file.path_ = path;
-    file.descriptor_ = open_file(path, kOutput | O_APPEND);
-    file.end_ = size_of_regular_file(file.descriptor_, path, Exit::cannot_create);
-    return file;
 }
 
 OutputFile OutputFile::open_to_continue(const std::string& path, size_t size) {

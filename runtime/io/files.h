@@ -93,8 +93,6 @@ public:
     OutputFile() = default;
     // Creates the file. Fails if it exists (O_EXCL); does not follow links. `reserve_bytes` 0: does not reserve space.
     explicit OutputFile(const std::string& path, size_t reserve_bytes = 0);
-    // Opens the file for appending, or creates it; does not follow links.
-    static OutputFile open_to_append(const std::string& path);
     // Opens an existing file, truncates it to `size` bytes and continues there. Fails with Exit::data if it is shorter.
     static OutputFile open_to_continue(const std::string& path, size_t size);
     void write_at(size_t offset, const void* bytes, size_t count);

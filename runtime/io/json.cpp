@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <set>
 
 namespace {
 
@@ -78,18 +79,17 @@ public:
     bool start_array(size_t) { return open(Json::array()); }
 
     bool key(std::string& name) {
-        key_ = {std::move(name), bytes_read()};
+        if (!open_.back().names.insert(name).second) fail_here("duplicate key \"%s\"", printable(name));
+        key_ = std::move(name);
         return true;
     }
 
     bool end_object() {
         const size_t first = open_.back().first_member;
-        check_keys(first);
         auto& members = open_.back().value.get_ref<Json::object_t&>();
         members.reserve(members_.size() - first);
         for (size_t i = first; i < members_.size(); i++)
-            members.Json::object_t::Container::emplace_back(std::move(members_[i].key.name),
-                                                            std::move(members_[i].value));
+            members.Json::object_t::Container::emplace_back(std::move(members_[i].key), std::move(members_[i].value));
         members_.resize(first);
         return close();
     }
@@ -106,31 +106,22 @@ public:
     }
 
 private:
-    struct Key {
-        std::string name;
-        size_t end = 0;  // offset of its end in the text
-    };
     struct Member {
-        Key key;
+        std::string key;
         Json value;
     };
     struct OpenValue {
         Json value;
-        Key key;  // of the value, in an object
+        std::string key;  // of the value, in an object
         size_t first_member;
-    };
-    struct Hashed {
-        size_t hash, member;
+        std::set<std::string> names = {};  // its keys so far
     };
 
     size_t bytes_read() const { return size_t(reached_ - text_.data()); }
 
-    template <class... Args> [[noreturn]] void fail_at(size_t end, const char* pattern, const Args&... args) const {
-        const std::string place = place_of_end(text_.substr(0, end));
-        fail(code_, "%s, %s: %s", origin_, place, format(pattern, printf_argument(args)...));
-    }
     template <class... Args> [[noreturn]] void fail_here(const char* pattern, const Args&... args) const {
-        fail_at(bytes_read(), pattern, args...);
+        const std::string place = place_of_end(text_.substr(0, bytes_read()));
+        fail(code_, "%s, %s: %s", origin_, place, format(pattern, printf_argument(args)...));
     }
 
     void count() {
@@ -155,7 +146,7 @@ private:
         return place(std::move(whole.value), std::move(whole.key));
     }
 
-    bool place(Json&& value, Key&& key) {
+    bool place(Json&& value, std::string&& key) {
         if (open_.empty())
             root_ = std::move(value);
         else if (Json& parent = open_.back().value; parent.is_array())
@@ -165,24 +156,6 @@ private:
         return true;
     }
 
-    // Fails at the first duplicate key of the object whose members start at `first`.
-    void check_keys(size_t first) {
-        order_.clear();
-        for (size_t i = first; i < members_.size(); i++)
-            order_.push_back({std::hash<std::string>()(members_[i].key.name), i});
-        const auto name = [&](const Hashed& a) -> const std::string& { return members_[a.member].key.name; };
-        std::ranges::sort(order_, [&](const Hashed& a, const Hashed& b) {
-            if (a.hash != b.hash) return a.hash < b.hash;
-            const int order = name(a).compare(name(b));
-            return order != 0 ? order < 0 : a.member < b.member;
-        });
-        size_t repeated = members_.size();
-        for (size_t i = 1; i < order_.size(); i++)
-            if (name(order_[i]) == name(order_[i - 1])) repeated = std::min(repeated, order_[i].member);
-        if (repeated < members_.size())
-            fail_at(members_[repeated].key.end, "duplicate key \"%s\"", printable(members_[repeated].key.name));
-    }
-
     const std::string_view text_;
     const std::string& origin_;
     const Exit code_;
@@ -190,10 +163,9 @@ private:
     const char* reached_;
     size_t values_ = 0;
     Json root_;
-    Key key_;                      // of the next value
+    std::string key_;              // of the next value
     std::vector<OpenValue> open_;  // nested, the outermost first
     std::vector<Member> members_;  // of all open objects
-    std::vector<Hashed> order_;    // of the object that ends
 };
 
 }  // namespace

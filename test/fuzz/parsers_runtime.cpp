@@ -11,6 +11,7 @@
 #include "runtime/cluster/rank_monitor.h"
 #include "runtime/config/config.h"
 #include "runtime/io/crc32c.h"
+#include "runtime/io/digest.h"
 #include "runtime/io/files.h"
 #include "runtime/logging/event_file.h"
 #include "test/fuzz/inputs.h"

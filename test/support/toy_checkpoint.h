@@ -59,7 +59,7 @@ inline TrainState toy_info(int64_t step, const std::string& run_id = "run-a") {
 
 inline SaveStats save_toy(const std::string& run_dir, int64_t step, ToyModel model,
                           const std::string& run_id = "run-a") {
-    return save_checkpoint(run_dir, comm_single(), toy_info(step, run_id), model.tensors(), kBlockBytes);
+    return save_checkpoint(run_dir, comm_single(), toy_info(step, run_id), model.tensors());
 }
 
 // Overwrites a file's content in place, without truncating it to zero first, after which ext4 waits for the disk.

@@ -5,6 +5,7 @@
 
 #include "runtime/checkpoint/shard.h"
 #include "runtime/io/crc32c.h"
+#include "runtime/io/digest.h"
 #include "runtime/io/files.h"
 #include "test/support/expect_error.h"
 #include "test/support/system_faults.h"
@@ -13,8 +14,7 @@
 
 namespace {
 
-// Larger than the smallest staging buffer, not a multiple of a block; a single number; a tensor without elements; a
-// small tensor.
+// Larger than a block, not a multiple of one; a single number; a tensor without elements; a small tensor.
 const std::vector<std::vector<size_t>> kShapes = {{1031, 509}, {}, {0, 7}, {3, 5, 7}};
 
 bool has_only(const std::string& directory, std::vector<std::string> names) {
@@ -28,7 +28,7 @@ std::string save_with_ranks(const std::string& run_dir, int64_t step, ToyModel& 
     Manifest manifest{.info = toy_info(step), .world_size = ranks, .tensors = {}, .shards = {}};
     manifest.tensors = model.tensors();
     for (int rank = 0; rank < ranks; rank++)
-        manifest.shards.push_back(write_shard(directory, rank, model.tensors(rank, ranks), kBlockBytes));
+        manifest.shards.push_back(write_shard(directory, rank, model.tensors(rank, ranks), copy_part_from_device));
     std::string text = manifest_to_text(manifest);
     overwrite(directory + "/MANIFEST.json", text);
     overwrite(directory + "/COMMIT", std::to_string(text.size()) + " " + xxh3_128(text) + "\n");
@@ -44,7 +44,6 @@ TEST_CASE("checksums have their published values") {
 }
 
 TEST_CASE("loading a checkpoint restores every bit and all of its metadata") {
-    size_t staging_bytes = GENERATE(kBlockBytes, kStagingBytes);
     TemporaryDirectory run;
     ToyModel saved(1, kShapes), loaded(2, kShapes);
     saved.values()[0][7] = -0.0f;
@@ -56,7 +55,7 @@ TEST_CASE("loading a checkpoint restores every bit and all of its metadata") {
     info.progress.trained_s = 0.1 + 0.2;
     info.progress.course_by_time = {.end_step = 120, .cooldown_begin = 99};
     info.progress.best = {.loss = 1.0 / 3, .step = 80, .worse_since = 2};
-    SaveStats stats = save_checkpoint(run.path(), comm_single(), info, saved.tensors(), staging_bytes);
+    SaveStats stats = save_checkpoint(run.path(), comm_single(), info, saved.tensors());
     CHECK(stats.bytes == (1031 * 509 + 1 + 3 * 5 * 7) * sizeof(float));
     CHECK(stats.directory == step_directory(run.path(), 100));
     CHECK(has_only(checkpoints_directory(run.path()), {"step_00000100"}));
@@ -161,7 +160,7 @@ TEST_CASE("a checkpoint that could not be loaded is not committed") {
     TemporaryDirectory run;
     ToyModel model(1, {{4, 3}, {5}});
     auto save = [&](const TrainState& info, const std::vector<NamedTensor>& tensors) {
-        save_checkpoint(run.path(), comm_single(), info, tensors, kBlockBytes);
+        save_checkpoint(run.path(), comm_single(), info, tensors);
     };
     auto expect_nothing_left = [&] { CHECK(has_only(checkpoints_directory(run.path()), {})); };
 

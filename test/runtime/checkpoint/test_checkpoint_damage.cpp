@@ -1,5 +1,6 @@
 
 #include "runtime/checkpoint/shard.h"
+#include "runtime/io/digest.h"
 #include "runtime/io/files.h"
 #include "test/support/expect_error.h"
 #include "test/support/temporary_directory.h"
@@ -114,7 +115,7 @@ TEST_CASE("swapped shards of two ranks are rejected") {
     ToyModel model(1, {{64}});
     Manifest manifest{.info = toy_info(1), .world_size = 2, .tensors = model.tensors(), .shards = {}};
     for (int rank : {0, 1})
-        manifest.shards.push_back(write_shard(run.path(), rank, model.tensors(rank, 2), kBlockBytes));
+        manifest.shards.push_back(write_shard(run.path(), rank, model.tensors(rank, 2), copy_part_from_device));
     commit_text(run.path(), manifest_to_text(manifest));
     CHECK(!is_refused(run.path()));
     std::string first = read_file(run / "shard_0000.bin"), second = read_file(run / "shard_0001.bin");

@@ -18,7 +18,7 @@ protected:
     void save(TrainState state, int step) {
         state.step = step;
         ToyModel model(1, {{3}});
-        save_checkpoint(config.run.dir, comm_single(), state, model.tensors(), kBlockBytes);
+        save_checkpoint(config.run.dir, comm_single(), state, model.tensors());
     }
     // A new run with a checkpoint of step 8.
     TrainState run_to_8() {

@@ -185,26 +185,26 @@ TEST_CASE("an output file is new, private, never a link, and exactly as long as 
     const std::string link = directory / "link", target = directory / "target";
     ::symlink(target.c_str(), link.c_str());
     expect_error(Exit::cannot_create, {link}, [&] { OutputFile{link}; });
-    expect_error(Exit::cannot_create, {link}, [&] { OutputFile::open_to_append(link); });
     CHECK_FALSE(file_exists(target));
     expect_error(Exit::cannot_create, {directory / "no/such"}, [&] { OutputFile{directory / "no/such"}; });
 }
 
-TEST_CASE("open_to_append continues at the end", "[files]") {
+TEST_CASE("open_to_continue cuts a file and continues there", "[files]") {
     TemporaryDirectory directory;
     const std::string path = directory / "log";
-    OutputFile::open_to_append(path).append("one\n");
+    OutputFile{path}.append("one\ntorn");
     {
-        OutputFile file = OutputFile::open_to_append(path);
+        OutputFile file = OutputFile::open_to_continue(path, 4);
         CHECK(file.size() == 4);
         file.append("two\n");
         OutputFile moved = std::move(file);
         moved.append("three\n");
     }
     CHECK(read_file(path) == "one\ntwo\nthree\n");
+    expect_error(Exit::data, {path, "14 bytes", "15 were written"}, [&] { OutputFile::open_to_continue(path, 15); });
     ::mkfifo((directory / "fifo").c_str(), 0600);
-    expect_error(Exit::cannot_create, {"fifo"}, [&] { OutputFile::open_to_append(directory / "fifo"); });
-    expect_error(Exit::cannot_create, {"/dev/null", "a device"}, [] { OutputFile::open_to_append("/dev/null"); });
+    expect_error(Exit::io, {"fifo"}, [&] { OutputFile::open_to_continue(directory / "fifo", 0); });
+    expect_error(Exit::data, {"/dev/null", "a device"}, [] { OutputFile::open_to_continue("/dev/null", 0); });
 }
 
 TEST_CASE("write_file_atomically replaces the whole file or leaves it unchanged, without temporary files", "[files]") {
@@ -238,12 +238,11 @@ TEST_CASE("the umask determines the permissions of written files", "[files]") {
         ::umask(mask);
         make_directories(directory / "sub/folder");
         OutputFile{directory / "new"};
-        OutputFile::open_to_append(directory / "log");
         write_file_atomically(directory / "whole", "first");
         write_file_atomically(directory / "whole", "second");
         ::umask(before);
         for (const char* name : {"sub", "sub/folder"}) CHECK(mode_of(directory / name) == (0777 & ~mask));
-        for (const char* name : {"new", "log", "whole"}) CHECK(mode_of(directory / name) == (0666 & ~mask));
+        for (const char* name : {"new", "whole"}) CHECK(mode_of(directory / name) == (0666 & ~mask));
     }
 }
 
