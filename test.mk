@@ -91,8 +91,7 @@ $(POOL_TSAN): OPT = -O1 -fsanitize=thread
 PARSERS := $(wildcard test/fuzz/*.cpp $(addprefix data/,$(addsuffix /*.cpp,evaluation shards text tokenizer))) \
   $(addsuffix .cpp,$(addprefix training/models/,hf_config llmc_files) $(addprefix commands/,report_page run_records) \
   $(addprefix runtime/,checkpoint/checkpoint checkpoint/manifest checkpoint/safetensors checkpoint/shard \
-  cluster/connection config/config config/model_options config/options io/files io/json io/mapped_file \
-  logging/event_file))
+  cluster/connection config/config config/model_options config/options io/files io/json io/mapped_file))
 parsers_and_rest = $(patsubst %,$(BUILD)/$(1)/%.o,$(filter-out test/fuzz/$(2).cpp,$(PARSERS))) \
   $(call object,$(filter-out $(PARSERS),$(HOST_SOURCES)) $(CPU_SOURCES))
 SANITIZED := -fsanitize=address,undefined -fno-sanitize-recover=undefined -D_GLIBCXX_ASSERTIONS

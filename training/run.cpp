@@ -56,10 +56,10 @@ Retention retention_of(const Config& config) {
 }
 
 std::shared_ptr<RunLog> run_log(const Config& config, const TrainState& state, DirectoryLock& lock) {
-    const std::string configuration = config.log.tensorboard ? config_json(config) : "";
     std::shared_ptr<RunLog> log;
     lock.guard([&] {
-        log = std::make_shared<RunLog>(config.run.dir, state.step, configuration, !state.progress.evaluation_is_due);
+        log = std::make_shared<RunLog>(config.run.dir, state.step, config.log.tensorboard,
+                                       !state.progress.evaluation_is_due);
     });
     return log;
 }

@@ -2,38 +2,20 @@
 //
 //     record  = length (8 bytes), masked CRC32C of the length (4), event, masked CRC32C of the event (4); little-endian
 //     Event   = wall_time 1 (double), step 2, file_version 3 | summary 5 | session_log 7
-//     Summary = value 1, repeated: tag 1, simple_value 2 (float) or tensor 8, metadata 9
+//     Summary = value 1, repeated: tag 1, simple_value 2 (float)
 //
-// (tensorflow/core/util/event.proto, tensorflow/core/framework/summary.proto, tensorboard's plugins.)
+// (tensorflow/core/util/event.proto, tensorflow/core/framework/summary.proto.)
 #pragma once
 
-#include "runtime/io/process.h"
+#include <memory>
+
 #include "runtime/logging/log_file.h"
 
-// The content of one event: values by tag.
-class EventSummary {
-public:
-    void add_scalar(const std::string& tag, double value);
-    void add_text(const std::string& tag, const std::string& markdown);
-    // Adds the distribution of the finite values, in buckets of equal width from the smallest value to the largest.
-    void add_histogram(const std::string& tag, const std::vector<double>& values);
-    const std::string& bytes() const { return bytes_; }
+using Scalars = std::vector<std::pair<std::string, double>>;  // values by tag
 
-private:
-    void add_tensor(const std::string& tag, const char* plugin, const std::string& tensor);
-    std::string bytes_;
-};
+// Begins a new file in the directory, which is created if absent, for the steps after `committed_step`. Its first
+// events tell TensorBoard to discard these steps of older files.
+std::unique_ptr<LogFile> begin_event_file(const std::string& directory, int committed_step);
 
-class EventFile {
-public:
-    // Begins a new file in the directory, which is created if absent, for the steps after `committed_step`. Cuts events
-    // of these steps from older files, and tells a TensorBoard that has already read them to discard them.
-    EventFile(const std::string& directory, int committed_step);
-
-    // Returns whether the file is complete, as LogFile::append() does.
-    bool write(int step, double unix_time, const EventSummary& summary);
-    LogFile& file() { return file_; }
-
-private:
-    LogFile file_;
-};
+// Returns the record of a step's values.
+std::string event_record(int step, double unix_time, const Scalars& scalars);

@@ -3,7 +3,6 @@
 #include <charconv>
 #include <cmath>
 #include <filesystem>
-#include <map>
 #include <nlohmann/json.hpp>
 
 #include "runtime/config/divergence.h"
@@ -88,37 +87,23 @@ std::string norms_object(const std::vector<NormRecord::Value>& values) {
 }
 
 // Returns a scalar for each number of the record, tagged "kind/key".
-template <class Record> EventSummary scalars_of(const std::string& kind, const Record& record) {
-    EventSummary summary;
+template <class Record> Scalars scalars_of(const std::string& kind, const Record& record) {
+    Scalars scalars;
     describe(record, [&]<class Value>(const std::string& key, const Value& value) {
         if constexpr (std::is_same_v<Value, std::optional<double>>) {
-            if (value) summary.add_scalar(kind + "/" + key, *value);
+            if (value) scalars.emplace_back(kind + "/" + key, *value);
         } else {
-            summary.add_scalar(kind + "/" + key, double(value));
+            scalars.emplace_back(kind + "/" + key, double(value));
         }
     });
-    return summary;
+    return scalars;
 }
 
-// Adds a histogram over the layers for each per-layer value ("h.3.qkv.weight" -> "qkv.weight"), and a scalar for each
-// other value.
-void add_norms(EventSummary& summary, const std::string& prefix, const std::vector<NormRecord::Value>& values) {
-    std::map<std::string, std::vector<double>> layers;
-    for (const NormRecord::Value& value : values) {
-        const size_t dot = value.name.starts_with("h.") ? value.name.find('.', 2) : std::string::npos;
-        if (dot == std::string::npos)
-            summary.add_scalar(prefix + value.name, value.value);
-        else
-            layers[value.name.substr(dot + 1)].push_back(value.value);
-    }
-    for (const auto& [name, all] : layers) summary.add_histogram(prefix + name, all);
-}
-
-// Returns Markdown that shows a text unchanged.
-std::string verbatim(const std::string& text) {
-    std::string indented = "    ";
-    for (const char c : text) indented += c == '\n' ? "\n    " : std::string(1, c);
-    return indented;
+Scalars scalars_of(const NormRecord& record) {
+    Scalars scalars;
+    for (const auto& [name, value] : record.gradients) scalars.emplace_back("grad_norms/" + name, value);
+    for (const auto& [name, value] : record.activations) scalars.emplace_back("activation_rms/" + name, value);
+    return scalars;
 }
 
 // Returns the step of a line from any of the files.
@@ -209,61 +194,43 @@ std::string json_line(const RollbackRecord& record) {
     return line + "}";
 }
 
-RunLog::RunLog(const std::string& dir, int committed_step, const std::string& configuration, bool has_evaluation)
+RunLog::RunLog(const std::string& dir, int committed_step, bool has_events, bool has_evaluation)
     : metrics_(continue_file(dir + "/metrics.jsonl", committed_step, has_evaluation)),
       main_log_(continue_file(dir + "/main.log", committed_step, has_evaluation)),
       samples_(continue_file(dir + "/samples.jsonl", committed_step, has_evaluation)) {
-    if (configuration.empty()) return;
-    events_ = std::make_unique<EventFile>(dir + "/tensorboard", committed_step);
-    EventSummary summary;
-    summary.add_text("configuration", verbatim(configuration));
-    add_event(committed_step + 1, unix_time(), summary);
+    if (has_events) events_ = begin_event_file(dir + "/tensorboard", committed_step);
 }
-
-RunLog::~RunLog() = default;
 
 void RunLog::write(const TrainRecord& record) {
     append(metrics_, json_line(record) + "\n");
     append(main_log_, format("s:%d trl:%.4f lr:%.6f norm:%.2f\n", record.step, record.loss, record.learning_rate,
                              double(record.grad_norm)));
-    if (events_) add_event(record.step, record.time, scalars_of("train", record));
+    if (events_) append(*events_, event_record(record.step, record.time, scalars_of("train", record)));
 }
 
 void RunLog::write(const ValRecord& record) {
     append(metrics_, json_line(record) + "\n");
     append(main_log_, format("s:%d tel:%.4f\n", record.step, record.loss));
-    if (events_) add_event(record.step, record.time, scalars_of("val", record));
+    if (events_) append(*events_, event_record(record.step, record.time, scalars_of("val", record)));
 }
 
 void RunLog::write(const QuestionsRecord& record) {
     append(metrics_, json_line(record) + "\n");
     // llm.c logs one number per step: HellaSwag's.
     append(main_log_, format("s:%d eval:%.4f\n", record.step, record.files.front().acc_norm));
-    if (events_) add_event(record.step, record.time, scalars_of("questions", record));
+    if (events_) append(*events_, event_record(record.step, record.time, scalars_of("questions", record)));
 }
 
 void RunLog::write(const SampleRecord& record) {
     append(samples_, json_line(record) + "\n");
-    if (!events_) return;
-    EventSummary summary;
-    summary.add_text("sample", verbatim(printable(record.text)));
-    add_event(record.step, record.time, summary);
 }
 
 void RunLog::write(const NormRecord& record) {
     append(metrics_, json_line(record) + "\n");
-    if (!events_) return;
-    EventSummary summary;
-    add_norms(summary, "grad_norms/", record.gradients);
-    add_norms(summary, "activation_rms/", record.activations);
-    add_event(record.step, record.time, summary);
+    if (events_) append(*events_, event_record(record.step, record.time, scalars_of(record)));
 }
 
 void RunLog::append(LogFile& file, const std::string& lines) { note(file.append(lines), file); }
-
-void RunLog::add_event(int step, double time, const EventSummary& summary) {
-    note(events_->write(step, time, summary), events_->file());
-}
 
 void RunLog::note(bool is_written, const LogFile& file) {
     if (is_written || is_failing_) return;
@@ -273,7 +240,7 @@ void RunLog::note(bool is_written, const LogFile& file) {
 
 std::vector<LogFile*> RunLog::files() {
     std::vector<LogFile*> all{&metrics_, &main_log_, &samples_};
-    if (events_) all.push_back(&events_->file());
+    if (events_) all.push_back(events_.get());
     return all;
 }
 

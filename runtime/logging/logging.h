@@ -111,13 +111,10 @@ class RunLog {
 public:
     // Continues the files of a run whose steps 1 .. committed_step are committed. Removes lines of later steps and
     // lines without a step, which a crash can leave. Each file is cut, replaced as a whole, or created if it certainly
-    // is absent. Event files are cut, and a new one begins with `configuration` as a text; an empty `configuration`
-    // disables event files. If `has_evaluation` is false, the last step's validation, answers and sample will be
-    // repeated, so their lines are removed too. If a file cannot be read, fails with InputFile's error and leaves the
-    // file unchanged.
-    RunLog(const std::string& dir, int committed_step, const std::string& configuration = "",
-           bool has_evaluation = true);
-    ~RunLog();
+    // is absent. With `has_events`, begins a new event file. If `has_evaluation` is false, the last step's validation,
+    // answers and sample will be repeated, so their lines are removed too. If a file cannot be read, fails with
+    // InputFile's error and leaves the file unchanged.
+    RunLog(const std::string& dir, int committed_step, bool has_events = false, bool has_evaluation = true);
 
     // These do not fail: a record that cannot be written is kept and written later, in order.
     void write(const TrainRecord& record);
@@ -141,16 +138,15 @@ public:
 
 private:
     void append(LogFile& file, const std::string& lines);
-    void add_event(int step, double time, const class EventSummary& summary);
     void note(bool is_written, const LogFile& file);
     std::vector<LogFile*> files();
 
     LogFile metrics_;
     LogFile main_log_;
     LogFile samples_;
-    std::unique_ptr<class EventFile> events_;  // null: no event files
-    bool is_failing_ = false;                  // some records are missing
-    int failed_steps_ = 0;                     // in a row
+    std::unique_ptr<LogFile> events_;  // null: no event files
+    bool is_failing_ = false;          // some records are missing
+    int failed_steps_ = 0;             // in a row
     std::string news_;
     std::exception_ptr error_;
     std::atomic<bool> has_given_up_ = false;  // error_ is set

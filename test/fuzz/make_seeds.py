@@ -80,8 +80,6 @@ def runtime_seeds():
     write("safetensors", "python", (RECORDED / "safetensors/from_python.safetensors").read_bytes())
     write("safetensors_index", "small", compact({"metadata": {"total_size": 8},
                                                  "weight_map": {"a": "model.safetensors"}}))
-    write("event_file", "tensorboard", (RECORDED / "tensorboard/tensorboard.events").read_bytes())
-    write("event_file", "first", (RECORDED / "tensorboard/tensorboard.events").read_bytes()[:300])
 
     def message(kind, *fields):
         packed = b"".join(struct.pack("<Q", field) if isinstance(field, int) else struct.pack("<Q", len(field)) + field

@@ -27,7 +27,6 @@ void read_shard_record(std::string_view input);       // a shard file's record
 void read_checkpoint(std::string_view input);         // MANIFEST.json and the shard file; checksums are corrected
 void read_safetensors(std::string_view input);        // model.safetensors
 void read_safetensors_index(std::string_view input);  // model.safetensors.index.json next to a valid file
-void read_event_file(std::string_view input);         // TensorBoard's; checksums are corrected
 void read_messages(std::string_view input);           // of the control channel and the rendezvous
 
 void read_token_shard(std::string_view input);     // train_000000.bin

@@ -2,7 +2,6 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include <cstring>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
@@ -13,7 +12,6 @@
 #include "runtime/io/crc32c.h"
 #include "runtime/io/digest.h"
 #include "runtime/io/files.h"
-#include "runtime/logging/event_file.h"
 #include "test/fuzz/inputs.h"
 #include "test/fuzz/parsers.h"
 
@@ -52,31 +50,6 @@ void load_all(const Checkpoint& checkpoint) {
         tensor.values = {memory.back().data(), tensor.values.dtype};
     }
     checkpoint.load(tensors);
-}
-
-uint32_t masked_crc(std::string_view bytes) {
-    const uint32_t crc = crc32c(bytes.data(), bytes.size());
-    return ((crc >> 15) | (crc << 17)) + 0xa282ead8u;
-}
-
-void put_crc(std::string& file, size_t at, std::string_view of) {
-    const uint32_t crc = masked_crc(of);
-    std::memcpy(file.data() + at, &crc, sizeof(crc));
-}
-
-// The event file with correct checksums for its records, up to the first invalid length.
-std::string with_right_event_checksums(std::string_view input) {
-    constexpr size_t kHead = 12, kTail = 4;
-    std::string file(input);
-    for (size_t begin = 0; file.size() - begin >= kHead + kTail;) {
-        uint64_t size = 0;
-        std::memcpy(&size, file.data() + begin, sizeof(size));
-        put_crc(file, begin + sizeof(size), std::string_view(file).substr(begin, sizeof(size)));
-        if (size > file.size() - begin - kHead - kTail) break;
-        put_crc(file, begin + kHead + size, std::string_view(file).substr(begin + kHead, size));
-        begin += kHead + size + kTail;
-    }
-    return file;
 }
 
 // Reads a received message's fields like control_channel.cpp and rendezvous.cpp.
@@ -150,15 +123,6 @@ void read_safetensors_index(std::string_view input) {
                  std::string(reinterpret_cast<const char*>(&length), 8) + header + std::string(8, '\0'));
     const Safetensors file(scratch_file("index/model.safetensors.index.json", input));
     file.at("a", {2}).floats();
-}
-
-void read_event_file(std::string_view input) {
-    constexpr int kCommittedStep = 5;
-    const std::filesystem::path directory = scratch_directory() / "events";
-    std::filesystem::create_directory(directory);
-    scratch_file("events/events.out.tfevents.0000000001.host.1.0", with_right_event_checksums(input));
-    EventFile(directory, kCommittedStep);
-    std::filesystem::remove_all(directory);
 }
 
 void read_messages(std::string_view input) {

@@ -1,4 +1,4 @@
-"""The real TensorBoard shows the contents of metrics.jsonl and samples.jsonl, by its readers and over HTTP."""
+"""The real TensorBoard shows the numbers of metrics.jsonl, by its readers and over HTTP."""
 import json
 import re
 import struct
@@ -9,15 +9,13 @@ import urllib.parse
 import urllib.request
 
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tensorboard.util import tensor_util
 from trainer import TrainerTest
 
 REQUIREMENTS = [["tensorboard"]]
 
-MONITORED = {"train_max_steps": 12, "eval_every_steps": 3, "eval_batches": 1, "sample_every_steps": 5,
-             "sample_tokens": 8, "sample_prompt": "The ", "log_norms_every_steps": 4, "checkpoint_every_steps": 5,
-             "checkpoint_keep": 9, "schedule_name": "constant"}
-EVERYTHING = {"scalars": 0, "tensors": 0, "histograms": 0}
+MONITORED = {"train_max_steps": 12, "eval_every_steps": 3, "eval_batches": 1, "log_norms_every_steps": 4,
+             "checkpoint_every_steps": 5, "checkpoint_keep": 9, "schedule_name": "constant"}
+EVERYTHING = {"scalars": 0}
 
 
 def float32(value):
@@ -33,32 +31,15 @@ class TensorBoard(TrainerTest):
                 if isinstance(value, (int, float)) and key != "step":
                     expected.setdefault(f"{record['kind']}/{key}", []).append((record["step"], float32(value)))
         for record in self.records(run, "norms"):
-            for name, value in record["grad_norms"].items():
-                if not name.startswith("h."):
-                    expected.setdefault(f"grad_norms/{name}", []).append((record["step"], float32(value)))
-            last = record["activation_rms"]["residual_f"]
-            expected.setdefault("activation_rms/residual_f", []).append((record["step"], float32(last)))
+            for group in ("grad_norms", "activation_rms"):
+                for name, value in record[group].items():
+                    expected.setdefault(f"{group}/{name}", []).append((record["step"], float32(value)))
         return expected
 
     def check_accumulator(self, run="run"):
         accumulator = EventAccumulator(str(self.dir / run / "tensorboard"), size_guidance=EVERYTHING).Reload()
-        tags = accumulator.Tags()
         self.assertEqual({tag: [(event.step, event.value) for event in accumulator.Scalars(tag)]
-                          for tag in tags["scalars"]}, self.scalars(run))
-        samples = [json.loads(line) for line in (self.dir / run / "samples.jsonl").read_text().splitlines()]
-        texts = [(event.step, tensor_util.make_ndarray(event.tensor_proto).item().decode())
-                 for event in accumulator.Tensors("sample")]
-        self.assertEqual([step for step, _ in texts], [sample["step"] for sample in samples])
-        for (_, text), sample in zip(texts, samples):
-            self.assertEqual(text.replace("\n    ", "\n")[4:][:4], sample["text"][:4])
-        norms = self.records(run, "norms")
-        histograms = accumulator.Tensors("grad_norms/qkv.weight")
-        self.assertEqual([event.step for event in histograms], [record["step"] for record in norms])
-        for event, record in zip(histograms, norms):
-            buckets = tensor_util.make_ndarray(event.tensor_proto)
-            values = [record["grad_norms"][f"h.{layer}.qkv.weight"] for layer in range(2)]
-            self.assertEqual(buckets.shape, (30, 3))
-            self.assertEqual((buckets[0, 0], buckets[-1, 1], buckets[:, 2].sum()), (min(values), max(values), 2))
+                          for tag in accumulator.Tags()["scalars"]}, self.scalars(run))
 
     def back_to(self, step):
         """Restores the state of a run that was killed just before a later checkpoint."""
@@ -91,6 +72,8 @@ class TensorBoard(TrainerTest):
 
     def test_over_http(self):
         self.train(**MONITORED)
+        self.back_to(5)
+        self.train("--resume", **MONITORED)
         for fast in ("true", "false"):
             with self.subTest(load_fast=fast):
                 self.check_http(fast)
@@ -118,13 +101,3 @@ class TensorBoard(TrainerTest):
         for tag, expected in self.scalars().items():
             found = [(step, value) for _, step, value in get("plugin/scalars/scalars", run=run, tag=tag)]
             self.assertEqual(found, expected, tag)
-        sample, = [s for s in map(json.loads, (self.dir / "run/samples.jsonl").read_text().splitlines())
-                   if s["step"] == 5]
-        texts = get("plugin/text/text", run=run, tag="sample")
-        self.assertEqual([text["step"] for text in texts], [5, 10])
-        self.assertIn("<code>" + sample["text"][:4], texts[0]["text"])
-        configuration, = get("plugin/text/text", run=run, tag="configuration")
-        self.assertIn("norms_every_steps", configuration["text"])
-        histograms = get("plugin/histograms/histograms", run=run, tag="activation_rms/residual_mid")
-        self.assertEqual([step for _, step, _ in histograms], [4, 8, 12])
-        self.assertEqual({sum(count for _, _, count in buckets) for _, _, buckets in histograms}, {2})

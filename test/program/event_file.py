@@ -64,26 +64,15 @@ def fields(message):
 
 
 class Value(NamedTuple):
-    """A value of a step: a float, a text or a histogram's (from, to, count)."""
+    """A number of a step."""
     step: int
     tag: str
-    plugin: str
-    value: object
+    value: float
     time: float
 
 
 def one(message, number, default=None):
     return next((value for field, value in fields(message) if field == number), default)
-
-
-def tensor_value(tensor):
-    shape = [one(dimension, 1) for number, dimension in fields(one(tensor, 2)) if number == 2]
-    if one(tensor, 1) == 7:  # strings
-        assert shape == [1], shape
-        return one(tensor, 8).decode()
-    assert one(tensor, 1) == 2 and shape[1:] == [3], shape  # doubles
-    numbers = struct.unpack(f"<{shape[0] * 3}d", one(tensor, 4))
-    return [numbers[i:i + 3] for i in range(0, len(numbers), 3)]
 
 
 def read(path):
@@ -93,13 +82,11 @@ def read(path):
         time, = struct.unpack("<d", one(event, 1))
         step = one(event, 2, 0)
         version = version or one(event, 3)
-        for number, part in fields(event):
-            if number == 7 and one(part, 1) == 1:
+        for field, part in fields(event):
+            if field == 7 and one(part, 1) == 1:
                 starts.append(step)
-            for _, value in fields(part) if number == 5 else ():
-                tag, tensor = one(value, 1).decode(), one(value, 8)
-                plugin = one(one(one(value, 9, b""), 1, b""), 1, b"").decode()
-                content = struct.unpack("<f", one(value, 2))[0] if tensor is None else tensor_value(tensor)
-                values.append(Value(step, tag, plugin, content, time))
+            for _, value in fields(part) if field == 5 else ():
+                number, = struct.unpack("<f", one(value, 2))
+                values.append(Value(step, one(value, 1).decode(), number, time))
     assert version == b"brain.Event:2", version
     return values, starts

@@ -24,14 +24,8 @@ class EventFiles(TrainerTest):
     def test_the_reader_reads_files_of_tensorboard(self):
         expected = json.loads((DATA / "tensorboard.json").read_text())
         values, starts = event_file.read(DATA / "tensorboard.events")
-        scalars = {value.tag: repr(value.value) for value in values if value.step == 3}
-        self.assertEqual(scalars, expected["scalars"])
-        text, histogram = values[-2:]
-        self.assertEqual((text.step, text.plugin, text.value), (300, "text", expected["text"]))
-        self.assertEqual((histogram.step, histogram.plugin, len(histogram.value)), (2**40, "histograms", 30))
-        self.assertEqual(histogram.value[0][0], min(expected["values"]))
-        self.assertEqual(histogram.value[-1][1], max(expected["values"]))
-        self.assertEqual(sum(count for _, _, count in histogram.value), len(expected["values"]))
+        self.assertEqual({value.tag: repr(value.value) for value in values}, expected["scalars"])
+        self.assertEqual({value.step for value in values}, {2**40})
         self.assertEqual({value.time for value in values}, {expected["time"]})
         self.assertEqual(starts, [7])
         damaged = bytearray((DATA / "tensorboard.events").read_bytes())
@@ -42,9 +36,17 @@ class EventFiles(TrainerTest):
             damaged[place] ^= 1
 
     def events(self, run="run"):
-        """Returns the values of all event files, in order of their names, and the start of each file."""
-        read = [event_file.read(path) for path in sorted((self.dir / run / "tensorboard").iterdir())]
-        return [value for values, _ in read for value in values], [start for _, starts in read for start in starts]
+        """Returns the values that TensorBoard shows, and the start of each file.
+
+        TensorBoard reads the files in the order of their names. At a start it drops the values of this step and later
+        ones.
+        """
+        values, starts = [], []
+        for path in sorted((self.dir / run / "tensorboard").iterdir()):
+            found, (start,) = event_file.read(path)
+            values = [value for value in values if value.step < start] + found
+            starts.append(start)
+        return values, starts
 
     def check_scalars(self, values):
         """Requires each number of metrics.jsonl exactly once, with its time."""
@@ -70,13 +72,8 @@ class EventFiles(TrainerTest):
                     "data_ms", "epoch", "resident_bytes"):
             self.assertIn(f"train/{key}", tags)
         self.assertNotIn("train/mfu", tags)  # unknown on a CPU
-        samples = [json.loads(line) for line in (self.dir / "run/samples.jsonl").read_text().splitlines()]
-        self.assertEqual([value.step for value in values if value.tag == "sample"], [s["step"] for s in samples])
-        configuration, = [value for value in values if value.tag == "configuration"]
-        self.assertEqual(configuration.plugin, "text")
-        self.assertIn('"norms_every_steps": 4', configuration.value)
 
-    def test_histograms_are_over_the_layers(self):
+    def test_norms(self):
         self.train(**MONITORED)
         values = [value for value in self.events()[0] if value.step == 8]
         record, = [r for r in self.records(kind="norms") if r["step"] == 8]
@@ -86,34 +83,20 @@ class EventFiles(TrainerTest):
         self.assertAlmostEqual(together / step["grad_norm"], 1, places=6)
         self.assertEqual(list(rms), ["h.0.residual", "h.0.residual_mid", "h.1.residual", "h.1.residual_mid",
                                      "residual_f"])
-        histograms = {value.tag: value.value for value in values if value.plugin == "histograms"}
-        self.assertEqual(len(histograms), 12 + 2)
-        for tag, buckets in histograms.items():
-            group, _, name = tag.partition("/")
-            of_layers = [{"grad_norms": grad_norms, "activation_rms": rms}[group][f"h.{layer}.{name}"]
-                         for layer in range(2)]
-            self.assertEqual(buckets[0][0], min(of_layers))
-            self.assertEqual(buckets[-1][1], max(of_layers))
-            self.assertEqual(sum(count for _, _, count in buckets), 2)
-        scalars = {value.tag: value.value for value in values if not value.plugin}
-        self.assertAlmostEqual(scalars["grad_norms/wte"] / grad_norms["wte"], 1, places=6)
+        shown = {value.tag: value.value for value in values if not value.tag.startswith("train/")}
+        norms = {f"grad_norms/{name}": value for name, value in grad_norms.items()}
+        norms |= {f"activation_rms/{name}": value for name, value in rms.items()}
+        self.assertEqual(shown, {tag: struct.unpack("f", struct.pack("f", norm))[0] for tag, norm in norms.items()})
 
     def test_a_resumed_run_shows_no_step_twice(self):
         changes = dict(MONITORED, checkpoint_every_steps=5, checkpoint_keep=9)
         self.train(**dict(changes, train_max_steps=10, schedule_name="constant"))
         whole = self.records()
         samples = (self.dir / "run/samples.jsonl").read_text().splitlines()
-        first, = (self.dir / "run/tensorboard").iterdir()
-        with first.open("ab") as file:
-            file.write(first.read_bytes()[:50])  # a crash may leave such a file
-        other = first.with_name("events.out.tfevents.0.other")
-        other.write_text("no event file at all")
         for path in self.step_dir(10).iterdir():
             path.unlink()
         self.step_dir(10).rmdir()
         self.train("--resume", **dict(changes, train_max_steps=10, schedule_name="constant"))
-        self.assertEqual(other.read_text(), "no event file at all")
-        other.unlink()
         values, starts = self.events()
         self.assertEqual(starts, [1, 6])
         self.check_scalars(values)
