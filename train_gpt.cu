@@ -31,8 +31,8 @@ int main(int argc, char** argv) {
         Config config = load_config(line->config, line->overrides, environment.size);
         Ranks ranks(environment, config, PROGRAM_VERSION);
         return ranks.run([&] {
-            TrainingProgress progress(ranks.comm().rank == 0 ? stdout : nullptr, config.log.terminal, ranks.comm().size,
-                                      config.train.max_steps, config.log.every_steps);
+            TrainingProgress progress(ranks.comm().rank == 0 ? stdout : nullptr, config.train.max_steps,
+                                      config.log.every_steps);
             progress.begin("reading the data");
             // All input is checked before run.dir is touched.
             const Config::Data& data = config.data;

@@ -79,7 +79,7 @@ private:
 
     // Returns the result of `work`. If it takes long, rank 0 shows `what` on stderr.
     template <class Work> std::invoke_result_t<Work> noticed(const std::string& what, const Work& work) const {
-        TrainingProgress progress(is_first() ? stderr : nullptr, TerminalMode::automatic, ranks_.comm().size, 0, 1);
+        TrainingProgress progress(is_first() ? stderr : nullptr, 0, 1);
         progress.begin(what);
         return work();
     }

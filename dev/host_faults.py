@@ -199,7 +199,7 @@ FAULTS = [
      "record(committed_step,",
      "program: test_monitoring.EventFiles.test_a_resumed_run_shows_no_step_twice"),
     (PROGRESS, "the last step is not printed", " || record.step == total_steps_) {", ") {",
-     "test_cpu: without a terminal*"),
+     "test_cpu: progress is a line*"),
     (LOCK, "a disk without locks gets no sign of life", "        ::futimens(file_, nullptr);\n", "",
      "faults: test_io_errors.IoErrors.test_a_run_on_a_disk_without_locks_refreshes_its_lock_file"),
     (FILES, "a file that replaces another goes unnoticed", " || named.st_ino != now.st_ino)", ")",

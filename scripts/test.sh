@@ -71,7 +71,7 @@ if [ "${1:-}" = --quick ]; then
         test_supervise.One.test_a_killed_rank_is_restarted_and_the_run_is_the_same
         test_simulated.Simulated.test_bf16_with_head_size_64_and_recomputation
         test_simulated_ranks.SimulatedRanks.test_two_ranks_on_one_gpu
-        test_terminal.Terminal.test_the_live_line test_monitoring.EventFiles test_full_disk
+        test_terminal.Terminal.test_lines test_monitoring.EventFiles test_full_disk
         test_network.TwoNodes.test_two_nodes_train_as_one_rank test_gpu_check.StandIns.test_no_cuda_libraries)
     faults=(test_tools test_io_errors.IoErrors.test_only_the_third_failed_save_in_a_row_ends_the_run
         test_kills.Signals test_faulty_fs.FaultyDisk.test_an_unreadable_token_shard test_power_cuts.LoopDevice)

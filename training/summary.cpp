@@ -70,7 +70,7 @@ void say_summary(const TrainingRun& run) {
     if (history.ms > 0)
         trained += format(" in %s, %s tokens/s", duration(history.ms / 1000).c_str(),
                           with_commas(history.tokens / history.ms * 1000).c_str());
-    run.progress.finish();
+    run.progress.begin("");
     run.progress.say(trained);
     if (history.last)
         run.progress.say("loss     " + validations_text(*history.last, history.lowest));

@@ -168,6 +168,7 @@ void assign_members(const std::vector<Option>& table, const std::string& section
     std::map<std::string, std::string> names;  // by canonical key
     for (const auto& [name, value] : members.items()) {
         const std::string key = section + "." + name;
+        if (key == "log.terminal") continue;  // of earlier versions
         const Option& option = option_named(table, key, origin);
         const auto [before, is_new] = names.emplace(option.key, key);
         if (!is_new)

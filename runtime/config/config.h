@@ -51,17 +51,6 @@ inline constexpr const char* name_of(OnNonFinite action) {
     return nullptr;
 }
 
-// The progress display on stdout: see TrainingProgress.
-enum class TerminalMode : int { automatic, plain, live };
-inline constexpr const char* name_of(TerminalMode mode) {
-    switch (mode) {
-        case TerminalMode::automatic: return "auto";
-        case TerminalMode::plain: return "plain";
-        case TerminalMode::live: return "live";
-    }
-    return nullptr;
-}
-
 // Sets the defaults of the architecture options.
 enum class ModelFamily : int { gpt2, gpt3, llama, qwen2, qwen3, custom };
 inline constexpr const char* name_of(ModelFamily family) {
@@ -190,7 +179,6 @@ struct Config {
 
     struct Log {
         int every_steps = 10;
-        TerminalMode terminal = TerminalMode::automatic;
         bool tensorboard = true;
         int norms_every_steps = 100;  // 0: never
     } log;
@@ -207,7 +195,7 @@ Config load_config(const std::string& path, const std::vector<std::string>& over
 
 // Parses a configuration in JSON. Absent keys get their defaults, which depend on model.family. A key and its aliases
 // must not appear together. `family`, if given, overrides model.family. Error messages name `origin` as the source.
-// Ignores section "cost" of earlier versions.
+// Ignores section "cost" and key "log.terminal" of earlier versions.
 // Checks the range of each value, but not the values against each other: see check_config().
 Config parse_config(std::string_view json_text, const std::string& origin, std::optional<ModelFamily> family = {});
 

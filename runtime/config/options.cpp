@@ -44,8 +44,6 @@ template <class T> std::optional<T> allowed_value(const Json& json, const Allowe
     if constexpr (std::is_enum_v<T>) {
         if constexpr (std::is_same_v<T, AttentionBias>)  // Hugging Face's attention_bias is true or false
             if (json.is_boolean()) return json.get<bool>() ? AttentionBias::all : AttentionBias::none;
-        if constexpr (std::is_same_v<T, TerminalMode>)  // the live modes of earlier versions
-            if (json == "line" || json == "view") return TerminalMode::live;
         return json.is_string() ? choice_named<T>(json.get<std::string>()) : std::nullopt;
     } else if constexpr (std::is_same_v<T, DataParts>) {
         return data_parts(json);
@@ -199,11 +197,7 @@ std::vector<Option> surrounding_options(Config& c) {
         {"sample.min_p", &c.sample.min_p, between(0, 1),
          "sample from tokens at least min_p times as likely as the top one; 0: all", kNone},
 
-        {"log.every_steps", &c.log.every_steps, kSteps, "plain: steps between progress lines", kNone},
-        {"log.terminal", &c.log.terminal, kAnything,
-         "progress display on stdout. plain: a line every log.every_steps; live: one line, updated in place; auto: "
-         "live on a terminal, for a single rank",
-         kNone},
+        {"log.every_steps", &c.log.every_steps, kSteps, "steps between progress lines on stdout", kNone},
         {"log.tensorboard", &c.log.tensorboard, kAnything, "write TensorBoard event files to run.dir/tensorboard",
          kNone},
         {"log.norms_every_steps", &c.log.norms_every_steps, kStepsOr0,

@@ -152,25 +152,14 @@ private:
     std::atomic<bool> has_given_up_ = false;  // error_ is set
 };
 
-// How long to wait before showing progress while no step ends.
-struct Patience {
-    double tick_s = 1;      // between checks of the clock
-    double terminal_s = 2;  // on a terminal
-    double plain_s = 30;    // elsewhere, also between any two lines
-};
-
-// The progress of a run on stdout. On a terminal it is a single line that is rewritten (live). Elsewhere it is a plain
-// line every `every_steps` steps, and for the first and last step. Both show progress while a step or another activity
-// takes long. With several `ranks`, "auto" means plain, because mpirun gives its processes a terminal even if its own
-// output is a file. Prints nothing if `out` is null, as on ranks other than 0. Every function may be called from any
-// thread.
+// The progress of a run: a line every `every_steps` steps, and for the first and last step. While a step or another
+// activity takes long, a line shows it every `patience_s` seconds. Prints nothing if `out` is null, as on ranks other
+// than 0. Every function may be called from any thread.
 class TrainingProgress {
 public:
-    TrainingProgress(std::FILE* out, TerminalMode mode, int ranks, int total_steps, int every_steps,
-                     const Patience& patience = {});
-    ~TrainingProgress();  // calls finish()
+    TrainingProgress(std::FILE* out, int total_steps, int every_steps, double patience_s = 30);
 
-    // Sets the current activity, "loading the checkpoint", until the next call of a function other than say().
+    // Sets the current activity, "loading the checkpoint", until the next step or activity; "": none.
     void begin(const std::string& activity);
     // Marks the beginning of micro-step `index` of `count`, from 1, in a step.
     void begin_micro_step(int step, int index, int count);
@@ -183,31 +172,22 @@ public:
     void show(const SampleRecord& record);
     // Prints separate lines: a checkpoint, a sample, a warning.
     void say(const std::string& line);
-    // Keeps the live line on the terminal: what is said afterwards appears below it.
-    void finish();
 
 private:
-    bool is_long() const;
     void watch(const std::stop_token& stop);
-    void look();
-    std::string activity() const;
-    std::string progress_text() const;
-    void draw();
-    void erase();
     void print_lines(const std::string& text);
 
     std::FILE* const out_;
-    const bool is_live_;
     int total_steps_;  // 0: unknown
     const int every_steps_;
-    const Patience patience_;
-    std::optional<TrainRecord> last_;
-    double mean_steps_ = 0, mean_ms_ = 0;  // the weights of the steps in the mean step time, and their weighted time
-    std::string activity_;                 // now
-    double since_ms_;                      // when the activity or the step began
-    double plain_ms_;                      // when the last plain line was printed
-    bool is_drawn_ = false;                // the live line is at the cursor
-    std::mutex mutex_;                     // guards all of the above
+    const double patience_s_;
+    bool has_shown_step_ = false;
+    int new_steps_ = 0;        // since the last step that was shown
+    double new_steps_ms_ = 0;  // their time
+    std::string activity_;     // now
+    double since_ms_;          // when the activity or the step began
+    double line_ms_;           // when the last line was printed
+    std::mutex mutex_;         // guards all of the above
     std::condition_variable_any wake_;
     std::jthread watcher_;
 };

@@ -1,7 +1,3 @@
-// TrainingProgress: the live line, or plain lines.
-#include <sys/ioctl.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -9,26 +5,6 @@
 
 #include "runtime/io/process.h"
 #include "runtime/logging/logging.h"
-
-namespace {
-
-size_t terminal_columns(std::FILE* out) {
-    winsize size{};
-    return ::ioctl(::fileno(out), TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 80;
-}
-
-// Returns whether the process may draw on its terminal: a background job would disturb the shell's output.
-bool is_in_foreground(std::FILE* out) {
-    const pid_t group = ::tcgetpgrp(::fileno(out));
-    return group == -1 || group == ::getpgrp();  // -1: not this session's terminal, so no shell uses it
-}
-
-bool is_live_on(std::FILE* out, TerminalMode wanted, int ranks) {
-    const bool is_wanted = wanted == TerminalMode::live || (wanted == TerminalMode::automatic && ranks == 1);
-    return is_wanted && out && ::isatty(::fileno(out)) == 1;
-}
-
-}  // namespace
 
 std::string printable(const std::string& text) {
     const auto replace = nlohmann::json::error_handler_t::replace;
@@ -67,33 +43,14 @@ std::string progress_line(const TrainRecord& record, int total_steps, double ste
     return record.skipped.empty() ? line : line + " | skipped: " + record.skipped + " is not finite";
 }
 
-TrainingProgress::TrainingProgress(std::FILE* out, TerminalMode mode, int ranks, int total_steps, int every_steps,
-                                   const Patience& patience)
+TrainingProgress::TrainingProgress(std::FILE* out, int total_steps, int every_steps, double patience_s)
     : out_(out),
-      is_live_(is_live_on(out, mode, ranks)),
       total_steps_(total_steps),
       every_steps_(every_steps),
-      patience_(patience),
+      patience_s_(patience_s),
       since_ms_(now_ms()),
-      plain_ms_(since_ms_) {
+      line_ms_(since_ms_) {
     if (out_) watcher_ = std::jthread([this](const std::stop_token& stop) { watch(stop); });
-}
-
-TrainingProgress::~TrainingProgress() {
-    if (!out_) return;
-    watcher_.request_stop();
-    watcher_.join();
-    finish();
-}
-
-void TrainingProgress::finish() {
-    if (!out_) return;
-    const std::lock_guard lock(mutex_);
-    activity_.clear();
-    if (is_drawn_) draw();
-    if (is_drawn_) std::fputc('\n', out_);
-    is_drawn_ = false;
-    std::fflush(out_);
 }
 
 void TrainingProgress::begin(const std::string& activity) {
@@ -117,18 +74,15 @@ void TrainingProgress::begin_micro_step(int step, int index, int count) {
 void TrainingProgress::show(const TrainRecord& record) {
     if (!out_) return;
     const std::lock_guard lock(mutex_);
-    const bool is_first = !last_;
-    last_ = record;
     activity_.clear();
     since_ms_ = now_ms();
-    const double kept = is_live_ ? 0.9 : 1;  // the live line gradually forgets the steps before
-    mean_steps_ = kept * mean_steps_ + 1;
-    mean_ms_ = kept * mean_ms_ + record.step_ms;
-    if (is_live_) {
-        draw();
-    } else if (is_first || record.step % every_steps_ == 0 || record.step == total_steps_) {
-        print_lines(progress_line(record, total_steps_, mean_ms_ / mean_steps_));
-        mean_steps_ = mean_ms_ = 0;
+    new_steps_++;
+    new_steps_ms_ += record.step_ms;
+    if (!has_shown_step_ || record.step % every_steps_ == 0 || record.step == total_steps_) {
+        print_lines(progress_line(record, total_steps_, new_steps_ms_ / new_steps_));
+        has_shown_step_ = true;
+        new_steps_ = 0;
+        new_steps_ms_ = 0;
     }
 }
 
@@ -151,63 +105,22 @@ void TrainingProgress::show(const SampleRecord& record) {
 void TrainingProgress::say(const std::string& line) {
     if (!out_) return;
     const std::lock_guard lock(mutex_);
-    const bool was_drawn = is_drawn_;
-    erase();
     print_lines(line);
-    if (was_drawn) draw();
 }
 
-// The thread: checks every tick whether a long activity should be shown.
+// The thread: prints a long activity, such as "step 13/500 | micro-step 3/32 | 42 s".
 void TrainingProgress::watch(const std::stop_token& stop) {
     std::unique_lock lock(mutex_);
-    const auto tick = std::chrono::duration<double>(patience_.tick_s);
-    while (!wake_.wait_for(lock, stop, tick, [&] { return stop.stop_requested(); })) look();
-}
-
-void TrainingProgress::look() {
-    if (is_live_) {
-        if (is_long()) draw();
-    } else if (!activity_.empty() && now_ms() - std::max(since_ms_, plain_ms_) >= patience_.plain_s * 1000) {
-        print_lines(activity());
+    const auto tick = std::chrono::duration<double>(std::min(1.0, patience_s_ / 10));
+    while (!wake_.wait_for(lock, stop, tick, [&] { return stop.stop_requested(); })) {
+        const double now = now_ms();
+        if (!activity_.empty() && now - std::max(since_ms_, line_ms_) >= patience_s_ * 1000)
+            print_lines(activity_ + " | " + duration((now - since_ms_) / 1000));
     }
 }
 
-bool TrainingProgress::is_long() const {
-    return !activity_.empty() && now_ms() - since_ms_ >= patience_.terminal_s * 1000;
-}
-
-// "step 13/500 | micro-step 3/32 | 12 s"
-std::string TrainingProgress::activity() const { return activity_ + " | " + duration((now_ms() - since_ms_) / 1000); }
-
-// Returns the live line: a long activity, if any, then the last step.
-std::string TrainingProgress::progress_text() const {
-    std::string text = stop_signal() && !activity_.empty() ? "stopping after this step | " : "";
-    if (is_long()) text += activity();
-    if (!last_) return text;
-    const std::string line = progress_line(*last_, total_steps_, mean_ms_ / mean_steps_);
-    return text + (is_long() ? line.substr(line.find(" | ")) : line);
-}
-
-// A line that wraps cannot be rewritten, so it is cut at the terminal's width. Where the shell or a signal handler has
-// printed something since, the cursor is below that, and the line continues there.
-void TrainingProgress::draw() {
-    if (!is_in_foreground(out_)) return;
-    std::string line = progress_text();
-    line.resize(std::min(line.size(), terminal_columns(out_) - 1));
-    erase();
-    std::fputs(line.c_str(), out_);
-    std::fflush(out_);
-    is_drawn_ = true;
-}
-
-// Moves the cursor to the start of the live line and clears it.
-void TrainingProgress::erase() {
-    if (is_drawn_) std::fputs("\r\x1b[K", out_);
-    is_drawn_ = false;
-}
-
 void TrainingProgress::print_lines(const std::string& text) {
-    plain_ms_ = now_ms();
+    line_ms_ = now_ms();
     std::fprintf(out_, "%s\n", text.c_str());
     std::fflush(out_);
 }

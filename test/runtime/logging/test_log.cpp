@@ -1,6 +1,4 @@
 // The records of a run: digits that restore the bits, no repeated step after a resume, progress lines, signals.
-#include <fcntl.h>
-#include <stdlib.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -43,35 +41,14 @@ void write_steps(const std::string& dir, int committed_step, int last_step) {
     log.sync();
 }
 
-// The output of `action` on a stream that is a file or the terminal end of a pseudo-terminal.
-template <class Action> std::string printed_on_file(Action action) {
+// The output of `action` on a stream.
+template <class Action> std::string printed(Action action) {
     std::FILE* file = std::tmpfile();
     action(file);
     std::rewind(file);
     std::string text(1 << 16, '\0');
     text.resize(std::fread(text.data(), 1, text.size(), file));
     std::fclose(file);
-    return text;
-}
-
-template <class Action> std::string printed_on_terminal(Action action) {
-    const int master = ::posix_openpt(O_RDWR | O_NOCTTY);
-    REQUIRE(master != -1);
-    REQUIRE(::grantpt(master) == 0);
-    REQUIRE(::unlockpt(master) == 0);
-    std::FILE* terminal = std::fopen(::ptsname(master), "w");
-    REQUIRE(terminal);
-    // Reads while the terminal is written, because a full terminal blocks the writer. Reads return the text in pieces,
-    // and fail once the other side is closed.
-    std::string text;
-    std::jthread reader([&] {
-        char piece[256];
-        for (ssize_t count; (count = ::read(master, piece, sizeof(piece))) > 0;) text.append(piece, size_t(count));
-    });
-    action(terminal);
-    std::fclose(terminal);
-    reader.join();
-    ::close(master);
     return text;
 }
 
@@ -217,82 +194,42 @@ TEST_CASE("the progress line shows step, loss, rate, speed and the time left", "
         progress_line(record, 500, 165.7).ends_with(" 999 tokens/s | 166 ms | 0 s left | skipped: wte is not finite"));
 }
 
-TEST_CASE("speed and time left are means: of the steps since the last plain line, or of recent steps", "[log]") {
-    // 1000 tokens per step; only the first and the last step of a plain line's nine are slow.
-    auto train = [](std::FILE* out) {
-        TrainingProgress progress(out, TerminalMode::automatic, 1, 20, 10);
+TEST_CASE("progress is a line every N steps, and for the first and the last step", "[log]") {
+    const std::string text = printed([](std::FILE* out) {
+        TrainingProgress progress(out, 25, 10);
+        for (int step = 3; step <= 25; step++) progress.show(record_of(step));
+        progress.show(ValRecord{25, 4.25, std::nullopt});
+        progress.say("done");
+    });
+    std::vector<std::string> lines;
+    for (size_t begin = 0, end; (end = text.find('\n', begin)) != std::string::npos; begin = end + 1)
+        lines.push_back(text.substr(begin, end - begin));
+    REQUIRE(lines.size() == 6);
+    for (size_t i = 0; i < 4; i++)
+        CHECK(lines[i].starts_with(std::vector{"step 3/", "step 10/", "step 20/", "step 25/"}[i]));
+    CHECK(lines[3].find("| 0 s left") != std::string::npos);
+    CHECK(lines[4] == "step 25 | validation loss 4.2500");
+    CHECK(lines[5] == "done");
+}
+
+TEST_CASE("speed and time left are means of the steps since the previous line", "[log]") {
+    // 1000 tokens per step; only the first and the last step of a line's nine are slow.
+    const std::string lines = printed([](std::FILE* out) {
+        TrainingProgress progress(out, 20, 10);
         for (int step = 1; step <= 10; step++) {
             TrainRecord record = record_of(step);
             record.step_ms = step == 1 || step == 10 ? 1000 : 100;
             record.tokens_per_s = 1000 / (record.step_ms / 1000);
             progress.show(record);
         }
-    };
-    const std::string lines = printed_on_file(train), live = printed_on_terminal(train);
+    });
     CHECK_THAT(lines, ContainsSubstring(" 1,000 tokens/s | 1000 ms | 19 s left\nstep 10/20 "));
     CHECK(lines.ends_with(" 5,000 tokens/s | 200 ms | 2 s left\n"));
-    CHECK_THAT(live, ContainsSubstring(" | 1,000 tokens/s | 1000 ms |"));
-    // Weights: 1 for the last step, 0.9 for the step before, ... 0.9^9 for the first.
-    const double weights = (1 - std::pow(0.9, 10)) / 0.1, ms = 100 * weights + 900 * (1 + std::pow(0.9, 9));
-    CHECK_THAT(live, ContainsSubstring(format(" tokens/s | %.0f ms |", ms / weights)));
 }
 
-TEST_CASE("after finish() the live line stays above what is said", "[log]") {
-    const std::string text = printed_on_terminal([](std::FILE* out) {
-        TrainingProgress progress(out, TerminalMode::live, 1, 1, 10);
-        progress.show(record_of(1));
-        progress.begin("step 1 | checkpoint");
-        progress.finish();
-        progress.say("trained");
-        progress.say("next");
-    });
-    CHECK_THAT(text, ContainsSubstring("\r\x1b[Kstep 1/1 | loss 3.3333 "));
-    CHECK(text.substr(text.find('\n')) == "\ntrained\r\nnext\r\n");
-}
-
-TEST_CASE("without a terminal, or with several ranks, progress is a plain line every N steps", "[log]") {
-    auto train = [](std::FILE* out, int ranks) {
-        TrainingProgress progress(out, TerminalMode::automatic, ranks, 25, 10);
-        for (int step = 3; step <= 25; step++) progress.show(record_of(step));
-        progress.say("done");
-    };
-    const std::string text = printed_on_file([&](std::FILE* out) { train(out, 1); });
-    CHECK(text.find_first_of("\r\x1b") == std::string::npos);
-    std::string on_terminal = printed_on_terminal([&](std::FILE* out) { train(out, 2); });
-    std::erase(on_terminal, '\r');  // added by the terminal before each newline
-    CHECK(on_terminal == text);
-    std::vector<std::string> lines;
-    for (size_t begin = 0, end; (end = text.find('\n', begin)) != std::string::npos; begin = end + 1)
-        lines.push_back(text.substr(begin, end - begin));
-    REQUIRE(lines.size() == 5);
-    for (size_t i = 0; i < 4; i++)
-        CHECK(lines[i].starts_with(std::vector{"step 3/", "step 10/", "step 20/", "step 25/"}[i]));
-    CHECK(lines[3].find("| 0 s left") != std::string::npos);
-    CHECK(lines[4] == "done");
-}
-
-TEST_CASE("on a terminal progress rewrites one line that is never wider than the terminal", "[log]") {
-    const std::string text = printed_on_terminal([](std::FILE* out) {
-        TrainingProgress progress(out, TerminalMode::live, 1, 3, 10);
-        for (int step = 1; step <= 2; step++) progress.show(record_of(step));
-        progress.show(ValRecord{2, 4.25, std::nullopt});
-        progress.show(record_of(3));
-    });
-    const std::string line1 = progress_line(record_of(1), 3, 1).substr(0, 40);
-    CHECK(text.starts_with(line1));
-    CHECK(text.find("\r\x1b[Kstep 2/3") != std::string::npos);
-    // After another line is printed, the last step's line is printed again, so that its loss remains visible.
-    CHECK(text.find("\r\x1b[Kstep 2 | validation loss 4.2500\r\nstep 2/3 | loss 2.5000 ") != std::string::npos);
-    CHECK(text.find("\r\x1b[Kstep 3/3") != std::string::npos);
-    CHECK(text.ends_with("\n"));
-    for (size_t begin = 0, end; (end = text.find_first_of("\x1b\n", begin)) != std::string::npos; begin = end + 1)
-        CHECK(end - begin <= 79 + std::strlen("[K\r"));
-}
-
-TEST_CASE("long operations show progress, soon on a terminal and occasionally elsewhere", "[log]") {
-    const Patience patience{.tick_s = 0.01, .terminal_s = 0.05, .plain_s = 0.2};
-    auto train = [&](std::FILE* out) {
-        TrainingProgress progress(out, TerminalMode::live, 1, 9, 1, patience);
+TEST_CASE("a long operation shows its progress from time to time", "[log]") {
+    const std::string text = printed([](std::FILE* out) {
+        TrainingProgress progress(out, 9, 1, 0.2);
         progress.begin("preparing");
         std::this_thread::sleep_for(std::chrono::milliseconds(300));
         progress.show(record_of(1));
@@ -301,15 +238,14 @@ TEST_CASE("long operations show progress, soon on a terminal and occasionally el
             std::this_thread::sleep_for(std::chrono::milliseconds(300));
         }
         progress.show(record_of(2));
-    };
-    const std::string terminal = printed_on_terminal(train), file = printed_on_file(train);
-    CHECK(terminal.find("preparing | 0 s") != std::string::npos);
-    CHECK(terminal.find("step 2/9 | micro-step 1/3 | 0 s | loss 3.3333") != std::string::npos);
-    CHECK(terminal.find("micro-step 3/3") != std::string::npos);
-    CHECK(file.starts_with("preparing | 0 s\n"));
-    CHECK(file.find("\nstep 1/9 | loss") != std::string::npos);
-    CHECK(file.find("\nstep 2/9 | micro-step 3/3 | 0 s\n") != std::string::npos);
-    CHECK(std::count(file.begin(), file.end(), '\n') < 8);
+        progress.begin("");
+        std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    });
+    CHECK(text.starts_with("preparing | 0 s\n"));
+    CHECK(text.find("\nstep 1/9 | loss") != std::string::npos);
+    CHECK(text.find("\nstep 2/9 | micro-step 3/3 | 0 s\n") != std::string::npos);
+    CHECK(text.find("\n | ") == std::string::npos);
+    CHECK(std::count(text.begin(), text.end(), '\n') < 8);
 }
 
 TEST_CASE("the first signal requests a stop, the second exits, SIGHUP is ignored", "[log]") {
