@@ -14,13 +14,11 @@ namespace {
 
 // Returns the shortest digits that restore the number.
 template <class T> std::string number(T value) {
-    if (std::isnan(value)) return "\"nan\"";
-    if (std::isinf(value)) return value > 0 ? "\"inf\"" : "\"-inf\"";
+    if (std::isnan(double(value))) return "\"nan\"";
+    if (std::isinf(double(value))) return value > 0 ? "\"inf\"" : "\"-inf\"";
     char digits[64];
     return {digits, std::to_chars(digits, std::end(digits), value).ptr};
 }
-std::string number(int64_t value) { return std::to_string(value); }
-std::string number(uint64_t value) { return std::to_string(value); }
 std::string number(const std::optional<double>& value) { return value ? number(*value) : "null"; }
 
 std::string quoted(const std::string& text) {

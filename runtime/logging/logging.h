@@ -97,8 +97,7 @@ std::string json_line(const SampleRecord& record);  // of samples.jsonl; bytes t
 std::string json_line(const NormRecord& record);
 std::string json_line(const RollbackRecord& record);
 
-// Returns text that is safe for a terminal: without control characters except newline and tab, and with U+FFFD for
-// bytes that are not UTF-8.
+// Returns text that is safe for a terminal: printable_text() with U+FFFD for bytes that are not UTF-8.
 std::string printable(const std::string& text);
 
 // "12,345" and "1 min 21 s"

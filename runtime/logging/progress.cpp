@@ -9,16 +9,7 @@
 std::string printable(const std::string& text) {
     const auto replace = nlohmann::json::error_handler_t::replace;
     const std::string valid = nlohmann::json::parse(nlohmann::json(text).dump(-1, ' ', false, replace));
-    std::string clean;
-    for (size_t i = 0; i < valid.size(); i++) {
-        const auto byte = static_cast<unsigned char>(valid[i]);
-        const auto next = static_cast<unsigned char>(i + 1 < valid.size() ? valid[i + 1] : 0);
-        if (byte == 0xc2 && next < 0xa0)
-            i++;  // U+0080 to U+009F
-        else if ((byte >= 0x20 && byte != 0x7f) || byte == '\n' || byte == '\t')
-            clean += valid[i];
-    }
-    return clean;
+    return printable_text(valid);
 }
 
 std::string with_commas(double value) {
