@@ -7,7 +7,6 @@
 
 #include "runtime/config/divergence.h"
 #include "runtime/io/files.h"
-#include "runtime/io/process.h"
 #include "runtime/logging/event_file.h"
 
 namespace {
