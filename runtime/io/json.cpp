@@ -101,7 +101,8 @@ public:
         const std::string_view read = text_.substr(0, bytes_read());
         const size_t before = read.substr(0, read.size() - 1).find_last_not_of(" \t\r\n");
         if ((read.ends_with('}') || read.ends_with(']')) && before != std::string_view::npos && read[before] == ',')
-            fail_at(before + 1, "unexpected comma before \"%c\"", read.back());
+            fail(code_, "%s, %s: unexpected comma before \"%c\"", origin_, place_of_end(read.substr(0, before + 1)),
+                 read.back());
         fail_here("%s, at: %s", reason_of(error.what()), printable(read.substr(read.rfind('\n') + 1)));
     }
 
