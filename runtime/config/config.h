@@ -21,49 +21,17 @@ inline constexpr int kMostSteps = 1'000'000'000;  // of a run
 
 // The learning rate schedule after the warm-up.
 enum class LrSchedule : int { cosine, linear, wsd, constant, cyclic };
-inline constexpr const char* name_of(LrSchedule schedule) {
-    switch (schedule) {
-        case LrSchedule::cosine: return "cosine";
-        case LrSchedule::linear: return "linear";
-        case LrSchedule::wsd: return "wsd";
-        case LrSchedule::constant: return "constant";
-        case LrSchedule::cyclic: return "cyclic";
-    }
-    return nullptr;
-}
+constexpr auto names_of(LrSchedule) { return std::array{"cosine", "linear", "wsd", "constant", "cyclic"}; }
 
 // The actions after a loss spike and after too many non-finite gradients: see DivergenceState.
 enum class OnSpike : int { warn, rollback, stop };
-inline constexpr const char* name_of(OnSpike action) {
-    switch (action) {
-        case OnSpike::warn: return "warn";
-        case OnSpike::rollback: return "rollback";
-        case OnSpike::stop: return "stop";
-    }
-    return nullptr;
-}
+constexpr auto names_of(OnSpike) { return std::array{"warn", "rollback", "stop"}; }
 enum class OnNonFinite : int { stop, rollback };
-inline constexpr const char* name_of(OnNonFinite action) {
-    switch (action) {
-        case OnNonFinite::stop: return "stop";
-        case OnNonFinite::rollback: return "rollback";
-    }
-    return nullptr;
-}
+constexpr auto names_of(OnNonFinite) { return std::array{"stop", "rollback"}; }
 
 // Sets the defaults of the architecture options.
 enum class ModelFamily : int { gpt2, gpt3, llama, qwen2, qwen3, custom };
-inline constexpr const char* name_of(ModelFamily family) {
-    switch (family) {
-        case ModelFamily::gpt2: return "gpt2";
-        case ModelFamily::gpt3: return "gpt3";
-        case ModelFamily::llama: return "llama";
-        case ModelFamily::qwen2: return "qwen2";
-        case ModelFamily::qwen3: return "qwen3";
-        case ModelFamily::custom: return "custom";
-    }
-    return nullptr;
-}
+constexpr auto names_of(ModelFamily) { return std::array{"gpt2", "gpt3", "llama", "qwen2", "qwen3", "custom"}; }
 
 // One part of the training data: a glob pattern of shards, and its weight in the mixture.
 struct DataPart {
