@@ -116,19 +116,15 @@ int take_launcher(int argc, char** argv, CommandLine& line) {
     return int(end - words.begin());
 }
 
-std::vector<std::string> names_of_commands(const CLI::App& app) {
-    std::vector<std::string> names;
-    for (const CLI::App* command : app.get_subcommands({})) names.push_back(command->get_name());
-    return names;
-}
-
 // Fails unless `config` is a file, a directory or looks like a path: otherwise it is a misspelled command.
 void check_is_file(const CLI::App& app, const std::string& config) {
     const bool is_path = config.find_first_of("./") != std::string::npos;
     if (config.empty() || is_path || file_exists(config) || directory_exists(config)) return;
+    std::vector<std::string> names;
+    for (const CLI::App* command : app.get_subcommands({})) names.push_back(command->get_name());
     fail(Exit::usage, "\"%s\" is neither a command nor a file%s (see --help)", config,
          config == "resume" ? "; to continue a run, use train_gpt RUN/config.json --resume"
-                            : suggestion(config, names_of_commands(app)));
+                            : suggestion(config, names));
 }
 
 [[noreturn]] void fail_misplaced(const std::string& option, const CLI::App& command) {
@@ -168,26 +164,12 @@ void check_command(const CLI::App& app) {
             fail(Exit::usage, "unexpected \"%s\" before the command %s", option->results().front(),
                  command->get_name());
         }
-        if (command->get_option_no_throw("--nproc") || command->get_name() == "help") continue;
+        if (command->get_option_no_throw("--nproc")) continue;
         const RankEnvironment ranks = launched_ranks();
         if (ranks.size > 1)
             fail(Exit::usage, "%s runs as a single process, but %s has started %d: run it without %s",
                  command->get_name(), ranks.launcher, ranks.size, ranks.launcher);
     }
-}
-
-void add_help(CLI::App& app) {
-    auto name = std::make_shared<std::string>();
-    CLI::App* parser = app.add_subcommand("help", "show the options of a command, or this overview");
-    parser->add_option("COMMAND", *name, "the command");
-    parser->callback([&app, name] {
-        const std::vector<std::string> names = names_of_commands(app);
-        if (!name->empty() && std::ranges::find(names, *name) == names.end())
-            fail(Exit::usage, "there is no command \"%s\"%s (see --help)", *name, suggestion(*name, names));
-        const CLI::App* const about = name->empty() ? &app : app.get_subcommand(*name);
-        const std::string usage = name->empty() ? app.get_name() : app.get_name() + " " + *name;
-        std::fputs(app.get_formatter()->make_help(about, usage, CLI::AppFormatMode::Normal).c_str(), stdout);
-    });
 }
 
 CLI::Validator validator(const std::string& range, const std::function<bool(const char*, const char*)>& accepts) {
@@ -269,7 +251,6 @@ std::optional<CommandLine> run_command_line(int argc, char** argv, const std::st
     }
     for (auto* add : {add_prepare, add_sample, add_plan, add_inspect, add_import, add_export, add_report}) add(app);
     add_eval(app, line);
-    add_help(app);
     argc = take_launcher(argc, argv, line);
     try {
         app.parse(argc, argv);

@@ -78,23 +78,19 @@ class Arguments(TrainerTest):
         self.refused("sampel", "run", words=['"sampel"', "did you mean sample?"])
         self.refused("sampel", "run", "--prompt", "x", words=["did you mean sample?"])
         self.refused("trian", words=["did you mean train?"])
-        self.refused("help", "exprot", words=['"exprot"', "did you mean export?"])
         self.refused("sample", "run", "--temprature", "1", words=["--temprature", "did you mean --temperature?"])
         self.refused("config.json", "--resum", words=["--resum", "did you mean --resume?"])
         self.refused("xyzzy", words=['"xyzzy" is neither a command nor a file'])
         (self.dir / "sampel").write_text("{}")
         self.assertNotIn("did you mean", self.run_trainer("sampel", expect=66))  # a configuration with the defaults
 
-    def test_train_and_help(self):
+    def test_train(self):
         config = self.write_config(train_max_steps=2)
         self.run_trainer(config)
         self.run_trainer("train", config, "--set", "run.dir=again")
         self.assertEqual(self.records("again"), self.records("run"))
         self.assertIn("run.dir again is not empty",
                       self.run_trainer("train", config, "--set", "run.dir=again", expect=USAGE))
-        self.assertEqual(self.run_trainer("help"), self.run_trainer("--help"))
-        for command in (*COMMANDS, "eval", "train"):
-            self.assertEqual(self.run_trainer("help", command), self.run_trainer(command, "--help"))
 
     def test_keys_in_the_wrong_place(self):
         config = self.write_config()

@@ -50,9 +50,9 @@ class FullOutput(TrainerTest):
 
     def test_the_output_of_every_command(self):
         self.train(train_max_steps=2)
-        for option in ("--help", "--version", "--help-config", "--markdown-config", "--exit-codes", "help"):
+        for option in ("--help", "--version", "--help-config", "--markdown-config", "--exit-codes"):
             self.check_lost(option)
-        for command in (["help", "plan"], ["plan", "--help"], ["plan", "config.json"], ["inspect", "run"],
+        for command in (["plan", "--help"], ["plan", "config.json"], ["inspect", "run"],
                         ["inspect", "data/tokenizer.json"], ["report", "run"], ["eval", "run"],
                         ["sample", "run", "--prompt", "The", "--tokens", "4"],
                         ["export", "run", "--hf", "hf"], ["import", "--hf", "hf", "--out", "imported.json"],
