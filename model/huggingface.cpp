@@ -20,7 +20,6 @@ struct Naming {
     const char* prefix;  // of every name except lm_head's
     const char* layers;  // after it, before the layer's number
     std::vector<Name> names;
-    std::vector<Name> joined;  // instead of parts
 };
 
 const Naming& gpt2_naming() {
@@ -44,7 +43,6 @@ const Naming& gpt2_naming() {
          {"fc_proj.weight", "mlp.c_proj.weight", Part::whole, true},
          {"fc_proj.bias", "mlp.c_proj.bias"},
          {"head.weight", "lm_head.weight"}},
-        {},
     };
     return naming;
 }
@@ -74,10 +72,6 @@ const Naming& llama_naming() {
          {"fc_proj.weight", "mlp.down_proj.weight"},
          {"fc_proj.bias", "mlp.down_proj.bias"},
          {"head.weight", "lm_head.weight"}},
-        {{"qkv.weight", "self_attn.qkv_proj.weight"},
-         {"qkv.bias", "self_attn.qkv_proj.bias"},
-         {"fc.weight", "mlp.gate_up_proj.weight"},
-         {"fc.bias", "mlp.gate_up_proj.bias"}},
     };
     return naming;
 }
@@ -137,26 +131,16 @@ std::vector<NamedTensor> hf_tensors(const TensorLayout& layout, const std::vecto
         const TensorRow& row = tensor_table()[size_t(tensor.row)];
         const bool is_padded = row.rows == &GptShape::padded_vocab;
         const NamedTensor whole = is_padded ? without_padding(ours[i], shape) : ours[i];
-        auto full_name = [&](const Name& name) {
-            if (name.ours == "head.weight") return std::string(name.theirs);
-            return prefix + (tensor.layer < 0 ? "" : naming.layers + std::to_string(tensor.layer) + ".") + name.theirs;
-        };
-        auto add = [&](const Name& name) {
+        const std::string layer = tensor.layer < 0 ? "" : naming.layers + std::to_string(tensor.layer) + ".";
+        const size_t before = tensors.size();
+        for (const Name& name : naming.names) {
+            if (name.ours != row.name) continue;
             NamedTensor hf = select_rows(whole, rows_of(name.part, shape, int(whole.shape[0])));
-            hf.name = full_name(name);
+            hf.name = name.ours == "head.weight" ? name.theirs : prefix + layer + name.theirs;
             hf.transposed = name.transposed;
             if (hf.transposed) std::swap(hf.shape[0], hf.shape[1]);
             tensors.push_back(std::move(hf));
-        };
-        auto is_this = [&](const Name& name) { return name.ours == row.name; };
-        const auto joined = std::ranges::find_if(naming.joined, is_this);
-        if (has && joined != naming.joined.end() && has(full_name(*joined))) {
-            add(*joined);
-            continue;
         }
-        const size_t before = tensors.size();
-        for (const Name& name : naming.names)
-            if (is_this(name)) add(name);
         require(tensors.size() > before, "%s has no Hugging Face name", tensor.name);
     }
     return tensors;

@@ -10,7 +10,7 @@
 // ("model.layers.0.self_attn.q_proj.weight") and with its shapes, each exactly once and without the vocabulary's
 // padding. A model with learned positions uses GPT-2's names, others use Llama's. To read a file, pass `has`, which
 // returns whether the file has a tensor of a name. The result then has that file's names, which may lack the model's
-// prefix and may join queries, keys and values, or gate and up, in one tensor.
+// prefix.
 std::vector<NamedTensor> hf_tensors(const Gpt& gpt, const std::function<bool(const std::string& name)>& has = {});
 
 // The same for other arrays, such as gradients: `tensors` in the order of `layout`.

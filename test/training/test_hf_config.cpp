@@ -50,7 +50,7 @@ TEST_CASE("a config.json of another model is rejected with the key that differs"
              {"activation_function", "silu", "model.activation"},
              {"layer_norm_epsilon", 1e-6, "model.norm_eps"},
              {"n_inner", 100, "model.hidden_size_mlp: 100 -> 192"},
-             {"model_type", "mixtral", "it uses experts"},
+             {"model_type", "mixtral", "model_type \"mixtral\", is not supported"},
              {"model_type", "unheard_of", "GPT2LMHeadModel, LlamaForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM"},
              {"scale_attn_by_inverse_layer_idx", true, "scale_attn_by_inverse_layer_idx"},
              {"scale_attn_weights", false, "scale_attn_weights"},

@@ -2,7 +2,6 @@
 
 #include "runtime/io/json.h"
 
-
 namespace {
 
 using Json = nlohmann::ordered_json;
@@ -18,35 +17,6 @@ constexpr Architecture kArchitectures[] = {
     {"LlamaForCausalLM", "llama", ModelFamily::llama},
     {"Qwen2ForCausalLM", "qwen2", ModelFamily::qwen2},
     {"Qwen3ForCausalLM", "qwen3", ModelFamily::qwen3},
-};
-
-// Why other architectures are not supported.
-constexpr std::pair<const char*, const char*> kDifferences[] = {
-    {"bloom", "it uses ALiBi"},
-    {"cohere", "its attention and MLP are parallel, on one norm"},
-    {"deepseek_v2", "it uses latent attention and experts"},
-    {"deepseek_v3", "it uses latent attention and experts"},
-    {"falcon", "its attention and MLP are parallel, on one norm"},
-    {"gemma", "its embedding is scaled, and its norms multiply by 1 + weight"},
-    {"gemma2", "its embedding is scaled, and its norms multiply by 1 + weight and also follow attention and MLP"},
-    {"gemma3_text", "its embedding is scaled, and its norms multiply by 1 + weight and also follow attention and MLP"},
-    {"gpt_neo", "its attention is not scaled, and every other layer has local attention without biases"},
-    {"gpt_neox", "its attention and MLP are parallel"},
-    {"gptj", "its attention and MLP are parallel, on one norm"},
-    {"gpt_oss", "it uses experts and attention sinks"},
-    {"granite", "it scales embedding, residual branches and logits"},
-    {"mistral", "its sliding window is not supported; a model without one can be saved as LlamaForCausalLM"},
-    {"mixtral", "it uses experts"},
-    {"mpt", "it uses ALiBi"},
-    {"olmo2", "its norms follow attention and MLP"},
-    {"opt", "its activation is ReLU, and its positions begin at 2"},
-    {"phi", "its attention and MLP are parallel, on one norm"},
-    {"phi3", "its long rotary embedding has a factor for each frequency"},
-    {"qwen2_moe", "it uses experts"},
-    {"qwen3_moe", "it uses experts"},
-    {"smollm3", "some of its layers have no position embedding"},
-    {"stablelm", "its norms have biases, or its heads have separate norms"},
-    {"starcoder2", "it combines LayerNorm with rotary embedding"},
 };
 
 std::string printed_at(const Json& config, const char* key) {
@@ -106,25 +76,20 @@ private:
     const std::string& origin_;
 };
 
-[[noreturn]] void refuse_architecture(const Json& config, const std::string& type, const std::string& origin) {
-    std::string known, difference;
+[[noreturn]] void refuse_architecture(const Json& config, const std::string& origin) {
+    std::string known;
     for (const Architecture& one : kArchitectures) known += (known.empty() ? "" : ", ") + std::string(one.name);
-    for (const auto& [other, text] : kDifferences)
-        if (type == other) difference = std::string(" (") + text + ")";
     const auto names = config.find("architectures");
     const bool is_named = names != config.end() && names->is_array() && !names->empty() && (*names)[0].is_string();
-    fail(Exit::config, "%s: %s, model_type %s, is not supported%s; supported are %s", origin,
-         is_named ? printed((*names)[0]) : "a model without architectures", printed_at(config, "model_type"),
-         difference, known);
+    fail(Exit::config, "%s: %s, model_type %s, is not supported; supported are %s", origin,
+         is_named ? printed((*names)[0]) : "a model without architectures", printed_at(config, "model_type"), known);
 }
 
 const Architecture& architecture_of(const Json& config, const std::string& origin) {
     if (!config.is_object()) fail(Exit::config, "%s: not a JSON object", origin);
-    const std::string type =
-        config.contains("model_type") && config["model_type"].is_string() ? config["model_type"] : Json("");
     for (const Architecture& one : kArchitectures)
-        if (type == one.type) return one;
-    refuse_architecture(config, type, origin);
+        if (config.contains("model_type") && config["model_type"] == one.type) return one;
+    refuse_architecture(config, origin);
 }
 
 void read_gpt2(const Reader& hf, Config::Model& m) {

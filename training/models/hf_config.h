@@ -7,8 +7,7 @@
 #include "runtime/config/config.h"
 
 // The model that a config.json describes. Fails with Exit::config, naming `origin` and the key, if the architecture is
-// not supported (with the reason, if it is a known one), if a size is missing or not a positive integer, or if the
-// model has an unsupported part.
+// not supported, if a size is missing or not a positive integer, or if the model has an unsupported part.
 Config::Model hf_model(const nlohmann::ordered_json& config, const std::string& origin);
 
 // Fails with Exit::config, naming `origin` and each differing key, if the config.json does not describe `model`. Fails
