@@ -1,7 +1,5 @@
 #include "training/profiler.h"
 
-#include <unistd.h>
-
 #include <cmath>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -46,16 +44,11 @@ std::string arguments_of(const Span& span, const DeviceRates& rates) {
     return text + ",\"bound\":\"" + (computes ? "compute" : "memory") + "\"";
 }
 
-Json metadata(int rank, const char* what, const Json& arguments, int lane = -1) {
-    Json event = {{"name", what}, {"ph", "M"}, {"pid", rank}, {"args", arguments}};
-    if (lane >= 0) event["tid"] = lane;
+// Names a process of the viewer, or a lane in it.
+Json metadata(int rank, const char* what, const std::string& name, int lane = 0) {
+    Json event = {{"name", what}, {"ph", "M"}, {"pid", rank}, {"args", {{"name", name}}}};
+    if (lane > 0) event["tid"] = lane;
     return event;
-}
-
-std::string host_name() {
-    char name[256] = "";
-    ::gethostname(name, sizeof(name) - 1);
-    return name;
 }
 
 }  // namespace
@@ -149,15 +142,11 @@ void Profiler::write_file(const std::vector<Span>& spans) const {
                         {"roofline_bytes_per_s", rates_.bytes_per_s},
                         {"roofline_is", rates_origin_},
                         {"begin_unix_s", begin_unix_s_}};
-    std::vector<Json> heads = {metadata(rank, "process_name", {{"name", format("rank %d on ", rank) + host_name()}}),
-                               metadata(rank, "process_sort_index", {{"sort_index", rank}})};
+    std::vector<Json> heads = {metadata(rank, "process_name", format("rank %d on ", rank) + host_name())};
     const std::pair<Lane, const char*> lanes[] = {{Lane::host, "host"},
                                                   {Lane::device, "ops and waits for communication"},
                                                   {Lane::communication, "communication"}};
-    for (const auto& [lane, name] : lanes) {
-        heads.push_back(metadata(rank, "thread_name", {{"name", name}}, int(lane) + 1));
-        heads.push_back(metadata(rank, "thread_sort_index", {{"sort_index", int(lane)}}, int(lane) + 1));
-    }
+    for (const auto& [lane, name] : lanes) heads.push_back(metadata(rank, "thread_name", name, int(lane) + 1));
 
     std::string text =
         "{\"displayTimeUnit\":\"ms\",\"otherData\":" + other.dump(-1, ' ', false, Json::error_handler_t::replace) +
@@ -172,20 +161,6 @@ void Profiler::write_file(const std::vector<Span>& spans) const {
                        title_of(span).c_str(), microseconds(begin).c_str(), microseconds(end - begin).c_str(), rank,
                        int(span.lane) + 1, arguments_of(span, rates_).c_str());
     }
-    for (const TrainRecord& record : records_) {
-        const struct {
-            const char *name, *unit;
-            std::optional<double> value;
-        } counters[] = {{"power, all ranks", "W", record.power_w},
-                        {"GPU temperature", "C", record.gpu_temperature_c},
-                        {"SM clock", "MHz", record.sm_clock_mhz},
-                        {"resident memory", "MiB", double(record.resident_bytes) / 0x1p20}};
-        const int64_t at = ns_of(origin_ms + 1000 * (record.time - begin_unix_s_));
-        for (const auto& [name, unit, value] : counters)
-            if (value)
-                text += format(",\n{\"name\":\"%s\",\"ph\":\"C\",\"ts\":%s,\"pid\":%d,\"args\":{\"%s\":%.6g}}", name,
-                               microseconds(at).c_str(), rank, unit, *value);
-    }
     const std::string dir = config.run.dir + "/profile";
     make_directories(dir);
     write_file_atomically(dir + format("/rank_%d.steps_%d-%d.json", rank, steps_.first, steps_.last), text + "\n]}\n");
@@ -196,7 +171,6 @@ std::string Profiler::table(const std::vector<Span>& spans) const {
         int calls = 0;
         double ms = 0, roof_ms = 0;
     };
-    constexpr size_t kMostRows = 20;
     std::map<std::string, Row> rows;
     double step_ms = 0, ops_ms = 0, wait_ms = 0, data_ms = 0;
     for (const TrainRecord& record : records_) step_ms += record.step_ms, data_ms += record.data_ms;
@@ -213,15 +187,6 @@ std::string Profiler::table(const std::vector<Span>& spans) const {
     }
     std::vector<std::pair<std::string, Row>> sorted(rows.begin(), rows.end());
     std::ranges::sort(sorted, std::ranges::greater(), [](const auto& row) { return row.second.ms; });
-    if (sorted.size() > kMostRows) {
-        Row others;
-        for (size_t i = kMostRows; i < sorted.size(); i++) {
-            const Row& row = sorted[i].second;
-            others.calls += row.calls, others.ms += row.ms, others.roof_ms += row.roof_ms;
-        }
-        sorted.resize(kMostRows);
-        sorted.push_back({"other ops", others});
-    }
     const double steps = double(records_.size());
     auto line = [&](const std::string& name, const std::string& calls, double ms) {
         return format("\n%-42s %8s %10.3f %8.1f", name.c_str(), calls.c_str(), ms / steps, 100 * ms / step_ms);

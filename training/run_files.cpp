@@ -1,13 +1,12 @@
 #include "training/run_files.h"
 
-#include <unistd.h>
-
 #include <ctime>
 #include <nlohmann/json.hpp>
 
 #include "model/plan.h"
 #include "runtime/io/files.h"
 #include "runtime/io/json.h"
+#include "runtime/io/process.h"
 
 namespace {
 
@@ -72,8 +71,6 @@ void add_start(const TrainingRun& run, const char* revision) {
     if (!starts.is_array()) starts = Json::array();
     while (starts.size() >= kMostStarts) starts.erase(starts.begin());
 
-    char host[256] = "";
-    ::gethostname(host, sizeof(host) - 1);
     const DeviceInfo device = device_info();
     Json memory = Json::object();
     for (const MemoryRegion& region : plan_memory(run.gpt.options()))
@@ -81,7 +78,7 @@ void add_start(const TrainingRun& run, const char* revision) {
     starts.push_back({{"step", run.state.step},
                       {"time", int64_t(std::time(nullptr))},
                       {"revision", revision},
-                      {"host", host},
+                      {"host", host_name()},
                       {"device", device.name},
                       {"ranks", run.comm.size},
                       {"threads", device.threads},

@@ -337,11 +337,7 @@ bool is_same_secret(std::string_view a, std::string_view b) {
 
 std::string Member::text() const { return format("rank %d on %s (pid %lld)", rank, host.c_str(), (long long)pid); }
 
-Member this_member(int rank) {
-    char host[256] = "?";
-    ::gethostname(host, sizeof host - 1);
-    return {rank, host, ::getpid()};
-}
+Member this_member(int rank) { return {rank, host_name(), ::getpid()}; }
 
 std::string text_of_ranks(const std::vector<int>& ascending) {
     std::string text;

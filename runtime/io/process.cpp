@@ -126,6 +126,12 @@ void flush_output() {
          std::ferror(stdout) ? std::strerror(errno) : "an earlier write failed");
 }
 
+std::string host_name() {
+    char name[256] = "?";
+    ::gethostname(name, sizeof(name) - 1);
+    return name;
+}
+
 double unix_time() {
     return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
 }

@@ -42,6 +42,9 @@ double now_ms();
 // Resident bytes of this process, including the program and its libraries; 0 if unknown.
 size_t resident_bytes();
 
+// The name of this machine; "?" if unknown.
+std::string host_name();
+
 // Returns `bytes` random bytes from the system's cryptographic generator as 2 * `bytes` lower-case hexadecimal digits.
 // Fails with Exit::os if the system has none.
 std::string random_hex(size_t bytes);

@@ -3,7 +3,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 
 #include "runtime/io/crc32c.h"
 #include "runtime/io/files.h"
@@ -46,9 +45,8 @@ std::string next_name(const std::vector<std::string>& names) {
         if (std::sscanf(name.c_str(), "events.out.tfevents.%lld", &other) == 1)
             seconds = std::max(seconds, int64_t(other) + 1);
     }
-    std::array<char, 256> host{};
-    ::gethostname(host.data(), host.size() - 1);
-    return format("events.out.tfevents.%010lld.%s.%d.0", static_cast<long long>(seconds), host.data(), int(::getpid()));
+    return format("events.out.tfevents.%010lld.%s.%d.0", static_cast<long long>(seconds), host_name().c_str(),
+                  int(::getpid()));
 }
 
 }  // namespace

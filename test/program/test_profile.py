@@ -48,15 +48,10 @@ class ProfileTest(TrainerTest):
             self.assertIsInstance(fields["name"], str)
             self.assertEqual(fields["pid"], rank)
             if fields["ph"] == "M":
-                self.assertIn(fields["name"], ("process_name", "process_sort_index", "thread_name",
-                                               "thread_sort_index"))
-                key = fields["name"].split("_", 1)[1]
-                self.assertIsInstance(fields["args"][key], str if key == "name" else int)
+                self.assertIn(fields["name"], ("process_name", "thread_name"))
+                self.assertIsInstance(fields["args"]["name"], str)
                 if fields["name"] == "thread_name":
                     named.add(fields["tid"])
-            elif fields["ph"] == "C":
-                self.assertTrue(all(isinstance(value, (int, float)) for value in fields["args"].values()))
-                self.assertGreaterEqual(fields["ts"], 0)
             else:
                 self.assertEqual(fields["ph"], "X")
                 self.assertGreaterEqual(min(fields["ts"], fields["dur"]), 0)
