@@ -53,12 +53,8 @@ void plan(Options options) {
     const double flops = flops_of_token(run);
 
     const size_t beside = resident_bytes() + device_info().working_bytes + kBlockBytes;
-    std::printf("%s", plan_table(run).c_str());
-    auto print_row = [](const char* what, size_t bytes) {
-        std::printf("%-22s %16zu bytes %10.1f MiB\n", what, bytes, double(bytes) / 0x1p20);
-    };
-    print_row("program and buffers", beside);
-    if (config.checkpoint.asynchronous) print_row("copy for checkpoints", saved_bytes(run));
+    std::printf("%s%s", plan_table(run).c_str(), plan_row("program and buffers", beside).c_str());
+    if (config.checkpoint.asynchronous) std::printf("%s", plan_row("copy for checkpoints", saved_bytes(run)).c_str());
     std::printf("micro-steps        %14d per step of %.0f tokens\n", run.micro_steps,
                 double(config.train.total_batch_tokens));
     std::printf("FLOPs per token    %14.4e, per step %.4e\n", flops, flops * double(config.train.total_batch_tokens));

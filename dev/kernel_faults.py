@@ -323,8 +323,8 @@ FAULTS = [
      "dweights + (is_query ? 0 : size)", "dweights + (is_query ? size : size)"),
     (ROPE_CPU, "the scale of the table is not divided out", "x[i + half] /= square;", "x[i + half] /= 1;"),
     (ROPE_CPU, "the last block of positions is dropped",
-     "sum_blocks(op.dk_weight, partials + op.head_size, n_blocks(rows)",
-     "sum_blocks(op.dk_weight, partials + op.head_size, n_blocks(rows) - 1"),
+     "sum_blocks(op.dk_weight, partials + size, n_blocks(rows)",
+     "sum_blocks(op.dk_weight, partials + size, n_blocks(rows) - 1"),
     # ---- activations
     (GATES, "gate and up are swapped", "activation<function>(gate.value[i]) * up.value[i];",
      "activation<function>(up.value[i]) * gate.value[i];"),
@@ -370,8 +370,7 @@ FAULTS = [
      "gated_row_gradient<function>(dgate, dgate + hidden,",
      "gated_row_gradient<function>(dgate + hidden, dgate,"),
     (CPU + "vector_math.h", "the sign in SiLU's derivative",
-     "return s * (x * (e * s) + 1.0f);  // e s is 1 - s without "
-     "cancellation\n}\n\n// max", "return s * (1.0f - x * (e * s));\n}\n\n// max"),
+     "s * (clamped * (e * s) * slope + 1.0f)", "s * (1.0f - clamped * (e * s) * slope)"),
     (CPU + "vector_math.h", "relu2's derivative lacks its factor", "2.0f * __builtin_sqrtf(kept)",
      "__builtin_sqrtf(kept)"),
     (CPU + "matmul.cpp", "relu2 takes the sum as stored", "from_float<T>(relu2(values[i]))",

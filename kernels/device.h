@@ -18,7 +18,6 @@ struct Stream {
 struct DeviceInfo {
     std::string name;          // "AMD EPYC 9B14, 2 threads" or "NVIDIA H200"
     std::string matmul_path;   // GEMM implementation of each precision: one line for the log
-    size_t memory_bytes = 0;   // installed, of the whole device
     size_t free_bytes = 0;     // the part that is free now; 0 if the device is unusable
     std::string build;         // how this binary was built for the device: one line for --version
     size_t working_bytes = 0;  // host memory that ops may allocate internally, over all threads

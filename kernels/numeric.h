@@ -57,11 +57,6 @@ inline constexpr const char* name_of(Dtype dtype) {
     return "unknown";
 }
 
-// Unit round-off: half the distance from 1 to the next larger number.
-template <class T> inline constexpr float unit_roundoff = 0x1p-24f;
-template <> inline constexpr float unit_roundoff<bf16> = 0x1p-8f;
-template <> inline constexpr float unit_roundoff<fp16> = 0x1p-11f;
-
 HOST_DEVICE inline float to_float(float x) { return x; }
 
 HOST_DEVICE inline float to_float(bf16 x) { return std::bit_cast<float>(uint32_t(x.bits) << 16); }

@@ -21,13 +21,9 @@ TokenWork token_work(const GptShape& shape, int seq_len) {
     return work;
 }
 
-namespace {
-
-std::string line(const std::string& name, size_t bytes) {
+std::string plan_row(const std::string& name, size_t bytes) {
     return format("%-22s %16zu bytes %10.1f MiB\n", name.c_str(), bytes, double(bytes) / 0x1p20);
 }
-
-}  // namespace
 
 size_t saved_bytes(const GptOptions& options) {
     const TensorLayout layout = lay_out_tensors(options.shape, options.ranks, options.bucket_bytes / sizeof(float));
@@ -49,12 +45,12 @@ std::string plan_table(const GptOptions& options) {
         size_t bytes = 0;
         for (const MemoryRegion& region : regions) {
             if (category != region.category) continue;
-            rows += line("    " + region.name, region.bytes);
+            rows += plan_row("    " + region.name, region.bytes);
             bytes += region.bytes;
         }
-        table += line(category, bytes) + rows;
+        table += plan_row(category, bytes) + rows;
     }
-    table += line("total", planned_bytes(options));
+    table += plan_row("total", planned_bytes(options));
     table += format("%-22s %16zu\n", "parameters", lay_out_tensors(options.shape).parameters);
     return table;
 }

@@ -25,3 +25,6 @@ TokenWork token_work(const GptShape& shape, int seq_len);
 
 // Returns a table for the terminal: bytes by category and by buffer, the total, the number of parameters.
 std::string plan_table(const GptOptions& options);
+
+// Returns a further row of the table.
+std::string plan_row(const std::string& name, size_t bytes);

@@ -77,7 +77,6 @@ DeviceInfo device_info() {
     info.name =
         format("%s, %d thread%s", model.empty() ? "CPU" : model.c_str(), info.threads, info.threads == 1 ? "" : "s");
     info.matmul_path = matmul_path();
-    info.memory_bytes = meminfo_bytes("MemTotal");
     info.free_bytes = meminfo_bytes("MemAvailable") + meminfo_bytes("SwapFree");
     info.build = format("CPU, g++ %s, vectors of %d floats", __VERSION__, kLanes);
     info.working_bytes = size_t(info.threads) * kThreadBytes;

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "kernels/cpu/parallel.h"
+#include "kernels/cpu/row_blocks.h"
 #include "kernels/ops.h"
 #include "kernels/shared/dispatch.h"
 
@@ -76,13 +77,6 @@ template <class Parts, class T> void normalize_rows(const ResidualNormForward& o
     });
 }
 
-// Few enough blocks that adding their sums is cheap, enough for many threads.
-constexpr int kMaxBlocks = 128;
-constexpr int kMinBlockRows = 16;
-
-int rows_per_block(int rows) { return std::max(kMinBlockRows, (rows + kMaxBlocks - 1) / kMaxBlocks); }
-int n_blocks(int rows) { return (rows + rows_per_block(rows) - 1) / rows_per_block(rows); }
-
 // The means over a row that its dinp needs.
 struct RowMeans {
     float dnorm, dnorm_norm;
@@ -143,16 +137,6 @@ template <class Parts, class T> void differentiate_rows(const NormBackward& op) 
     });
 }
 
-// out (+)= sums of partials (blocks, 2, cols) over the blocks, for one of the two.
-void sum_blocks(float* out, const float* partials, int blocks, int cols, int begin, int end, bool accumulate) {
-    if (!accumulate) std::fill(out + begin, out + end, 0.0f);
-    for (int b = 0; b < blocks; b++) {
-        const float* partial = partials + size_t(b) * 2 * cols;
-#pragma omp simd
-        for (int c = begin; c < end; c++) out[c] += partial[c];
-    }
-}
-
 }  // namespace
 
 void residual_norm_forward(const ResidualNormForward& op, Stream) {
@@ -168,15 +152,15 @@ void norm_backward(const NormBackward& op, Stream) {
         const float* partials = static_cast<const float*>(op.scratch);
         constexpr size_t kColumns = 256;
         parallel_blocks(op.cols, kColumns, [&](size_t begin, size_t end) {
-            const int blocks = n_blocks(op.rows);
+            const size_t blocks = n_blocks(op.rows);
             for (auto [out, sums] : {std::pair(op.dweight, partials), std::pair(op.dbias, partials + op.cols)})
-                if (out) sum_blocks(out, sums, blocks, op.cols, int(begin), int(end), op.accumulate);
+                sum_blocks(out, sums, blocks, op.cols, int(begin), int(end), op.accumulate);
         });
     });
 }
 
 size_t norm_backward_scratch_bytes(const NormBackward& op) {
-    return size_t(n_blocks(op.rows)) * 2 * op.cols * sizeof(float);
+    return n_blocks(op.rows) * 2 * op.cols * sizeof(float);
 }
 
 }  // namespace ops

@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "kernels/cpu/parallel.h"
+#include "kernels/cpu/row_blocks.h"
 #include "kernels/shared/dispatch.h"
 
 namespace ops {
@@ -156,23 +157,7 @@ template <class T> void backward_position(const QkNormRopeBackward& op, size_t r
     }
 }
 
-constexpr int kMaxBlocks = 128;
-constexpr int kMinBlockRows = 16;
-
 size_t rows_of(const QkNormRopeBackward& op) { return size_t(op.batch) * op.seq_len; }
-size_t rows_per_block(size_t rows) { return std::max<size_t>(kMinBlockRows, (rows + kMaxBlocks - 1) / kMaxBlocks); }
-size_t n_blocks(size_t rows) { return (rows + rows_per_block(rows) - 1) / rows_per_block(rows); }
-
-// out (+)= sum of `partials`, with a stride of 2 head_size floats.
-void sum_blocks(float* out, const float* partials, size_t blocks, int size, bool accumulate) {
-    if (!out) return;
-    if (!accumulate) std::fill(out, out + size, 0.0f);
-    for (size_t b = 0; b < blocks; b++) {
-        const float* partial = partials + b * 2 * size;
-#pragma omp simd
-        for (int c = 0; c < size; c++) out[c] += partial[c];
-    }
-}
 
 }  // namespace
 
@@ -193,8 +178,9 @@ void qk_norm_rope_backward(const QkNormRopeBackward& op, Stream) {
             if (op.dq_weight || op.dk_weight) std::fill(dweights, dweights + 2 * op.head_size, 0.0f);
             for (size_t row = begin; row < end; row++) backward_position<T>(op, row, dweights);
         });
-        sum_blocks(op.dq_weight, partials, n_blocks(rows), op.head_size, op.accumulate);
-        sum_blocks(op.dk_weight, partials + op.head_size, n_blocks(rows), op.head_size, op.accumulate);
+        const int size = op.head_size;
+        sum_blocks(op.dq_weight, partials, n_blocks(rows), size, 0, size, op.accumulate);
+        sum_blocks(op.dk_weight, partials + size, n_blocks(rows), size, 0, size, op.accumulate);
     });
 }
 

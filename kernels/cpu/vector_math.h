@@ -60,37 +60,14 @@ inline constexpr float kGeluCubic = kGeluLinear * 0.044715f;
 
 inline float gelu(float x) { return x / (1.0f + exp_approx(x * (kGeluCubic * (x * x) + kGeluLinear))); }
 
-// d gelu / dx = s (1 + x (1 - s) d(2u)/dx) with s = 1 / (1 + e^(-2u)). Absolute error below 5e-7.
-inline float gelu_gradient(float x) {
-    // Beyond 10 the result is within 1e-34 of 0 or 1. Clamping keeps e^(-2u) and powers of x from overflowing.
-    x = x < -10.0f ? -10.0f : x;
-    x = x > 10.0f ? 10.0f : x;
-    float square = x * x;
-    float e = exp_approx(x * (kGeluCubic * square + kGeluLinear));
-    float s = 1.0f / (1.0f + e);
-    float slope = -3.0f * kGeluCubic * square - kGeluLinear;
-    return s * (x * (e * s) * slope + 1.0f);  // e s is 1 - s without cancellation
-}
-
 // x / (1 + e^-x). Absolute error below 4e-7 max(1, |x|).
 inline float silu(float x) { return x / (1.0f + exp_approx(-x)); }
-
-// d silu / dx = s (1 + x (1 - s)) with s = 1 / (1 + e^-x). Absolute error below 5e-7.
-inline float silu_gradient(float x) {
-    // Beyond 80 the result is within 1e-32 of 0 or 1. Clamping keeps e^-x from overflowing.
-    x = x < -80.0f ? -80.0f : x;
-    x = x > 80.0f ? 80.0f : x;
-    float e = exp_approx(-x);
-    float s = 1.0f / (1.0f + e);
-    return s * (x * (e * s) + 1.0f);  // e s is 1 - s without cancellation
-}
 
 // max(x, 0)^2; preserves NaN.
 inline float relu2(float x) {
     x = x < 0.0f ? 0.0f : x;
     return x * x;
 }
-inline float relu2_gradient(float x) { return 2.0f * (x < 0.0f ? 0.0f : x); }
 
 template <ActivationFunction function> float activation(float x) {
     if constexpr (function == ActivationFunction::gelu_new) return gelu(x);
@@ -98,22 +75,19 @@ template <ActivationFunction function> float activation(float x) {
     if constexpr (function == ActivationFunction::relu2) return relu2(x);
 }
 
-template <ActivationFunction function> float activation_gradient(float x) {
-    if constexpr (function == ActivationFunction::gelu_new) return gelu_gradient(x);
-    if constexpr (function == ActivationFunction::silu) return silu_gradient(x);
-    if constexpr (function == ActivationFunction::relu2) return relu2_gradient(x);
-}
-
-// Value and derivative from one exponential.
+// Value and derivative of an activation.
 struct ActivationPair {
     float value, gradient;
 };
 
+// GELU and SiLU are x s with s = 1 / (1 + e^-u), from one exponential: u = 2 sqrt(2/pi) (x + 0.044715 x^3) in GELU and
+// x in SiLU. The derivative is s (1 + x (1 - s) du/dx). Its absolute error is below 5e-7.
 template <ActivationFunction function> ActivationPair activation_pair(float x) {
     if constexpr (function == ActivationFunction::relu2) {
-        return {relu2(x), relu2_gradient(x)};
+        return {relu2(x), 2.0f * (x < 0.0f ? 0.0f : x)};
     } else {
-        // Clamped as in the gradients; `value` still uses the original x.
+        // Beyond the limit the derivative is within 1e-32 of 0 or 1. Clamping keeps e^-u and powers of x from
+        // overflowing. The value of a large x still uses x itself.
         constexpr bool is_gelu = function == ActivationFunction::gelu_new;
         constexpr float kLimit = is_gelu ? 10.0f : 80.0f;
         x = x < -kLimit ? -kLimit : x;
@@ -121,7 +95,7 @@ template <ActivationFunction function> ActivationPair activation_pair(float x) {
         const float e = exp_approx(is_gelu ? clamped * (kGeluCubic * square + kGeluLinear) : -clamped);
         const float s = 1.0f / (1.0f + e);
         const float slope = is_gelu ? -3.0f * kGeluCubic * square - kGeluLinear : 1.0f;
-        return {x * s, s * (clamped * (e * s) * slope + 1.0f)};
+        return {x * s, s * (clamped * (e * s) * slope + 1.0f)};  // e s is 1 - s without cancellation
     }
 }
 
@@ -130,5 +104,5 @@ template <ActivationFunction function> float gradient_from_kept(float kept) {
     if constexpr (function == ActivationFunction::relu2)
         return 2.0f * __builtin_sqrtf(kept);
     else
-        return activation_gradient<function>(kept);
+        return activation_pair<function>(kept).gradient;
 }

@@ -178,7 +178,8 @@ DeviceInfo device_info() {
     check_cuda(cudaGetDevice(&number), "cudaGetDevice");
     check_cuda(cudaDeviceGetPCIBusId(bus_id, int(sizeof(bus_id)), number), "cudaDeviceGetPCIBusId");
     info.pci_bus_id = bus_id;
-    check_cuda(cudaMemGetInfo(&info.free_bytes, &info.memory_bytes), "cudaMemGetInfo");
+    size_t total_bytes = 0;
+    check_cuda(cudaMemGetInfo(&info.free_bytes, &total_bytes), "cudaMemGetInfo");
     info.free_bytes -= std::min(info.free_bytes, kMatmulWorkspaceBytes + kMatmulSumsBytes);  // used by GEMMs
     return info;
 }

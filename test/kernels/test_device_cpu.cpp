@@ -25,7 +25,7 @@ TEST_CASE("running out of memory is reported in one sentence with the number of 
 TEST_CASE("the device describes itself", "[cpu]") {
     const DeviceInfo info = device_info();
     CHECK(info.threads >= 1);
-    CHECK(info.memory_bytes > size_t(1) << 28);
+    CHECK(info.free_bytes > size_t(1) << 28);
     CHECK(info.name.find(std::to_string(info.threads) + " thread") != std::string::npos);
     CHECK(info.name.find(':') == std::string::npos);
     for (const char* precision : {"fp32: ", "bf16: ", "fp16: "})

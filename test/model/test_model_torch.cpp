@@ -6,6 +6,7 @@
 #include "model/inference.h"
 #include "runtime/config/schedule.h"
 #include "test/support/catch.h"
+#include "test/support/tolerance.h"
 #include "test/support/torch_reference.h"
 
 namespace {

@@ -14,6 +14,11 @@
 
 inline constexpr double kRoundoff = 0x1p-24;
 
+// The same for each storage type: half the distance from 1 to the next larger number.
+template <class T> inline constexpr double unit_roundoff = kRoundoff;
+template <> inline constexpr double unit_roundoff<bf16> = 0x1p-8;
+template <> inline constexpr double unit_roundoff<fp16> = 0x1p-11;
+
 // exp, log, tanh and rsqrt of any good library are within 4 units in the last place, i.e. 8 round-offs.
 inline constexpr double kFunctionError = 8 * kRoundoff;
 
