@@ -172,9 +172,12 @@ void check_command(const CLI::App& app) {
     }
 }
 
-CLI::Validator validator(const std::string& range, const std::function<bool(const char*, const char*)>& accepts) {
+template <class Number> CLI::Validator number_in(const std::string& range, Number low, Number high) {
     auto check = [=](const std::string& text) {
-        const bool is_accepted = accepts(text.data(), text.data() + text.size());
+        Number value = 0;
+        const char* const end = text.data() + text.size();
+        const auto [rest, error] = std::from_chars(text.data(), end, value);
+        const bool is_accepted = error == std::errc() && rest == end && value >= low && value <= high;  // false if NaN
         return is_accepted ? "" : format("must be %s, is %s", range.c_str(), printed(text).c_str());
     };
     return CLI::Validator(check, "");
@@ -191,19 +194,11 @@ void add_overrides(CLI::App& app, std::vector<std::string>& overrides) {
 }
 
 CLI::Validator integer_in(uint64_t low, uint64_t high) {
-    return validator(format("an integer in [%zu, %zu]", low, high), [=](const char* begin, const char* end) {
-        uint64_t value = 0;
-        const auto [rest, error] = std::from_chars(begin, end, value);
-        return error == std::errc() && rest == end && value >= low && value <= high;
-    });
+    return number_in(format("an integer in [%zu, %zu]", low, high), low, high);
 }
 
 CLI::Validator finite_in(double low, double high) {
-    return validator(format("a finite number in [%g, %g]", low, high), [=](const char* begin, const char* end) {
-        double value = 0;
-        const auto [rest, error] = std::from_chars(begin, end, value);
-        return error == std::errc() && rest == end && value >= low && value <= high;  // false if it is NaN
-    });
+    return number_in(format("a finite number in [%g, %g]", low, high), low, high);
 }
 
 void add_ranks(CLI::App& app, CommandLine& line) {

@@ -308,7 +308,7 @@ FAULTS = [
     (ROPE_CPU, "the rotation has the other sign", "x[i] = first * cosine[i] - second * sine[i];\n        x[i + half] = "
      "second * cosine[i] + first", "x[i] = first * cosine[i] + second * sine[i];\n        x[i + half] = second * "
      "cosine[i] - first"),
-    (ROPE_CPU, "backward rotates as forward does", "rotate_back(d, work", "rotate(d, work"),
+    (ROPE_CPU, "backward rotates as forward does", "half, -1.0f)", "half, 1.0f)"),
     (ROPE_CPU, "neighbors are pairs instead of the halves",
      "        const float first = x[i], second = x[i + half];\n        x[i] = first * cosine[i] - second * sine[i];\n"
      "        x[i + half] = second",

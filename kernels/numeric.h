@@ -48,13 +48,8 @@ inline constexpr size_t size_of(Dtype dtype) {
     return 0;
 }
 inline constexpr const char* name_of(Dtype dtype) {
-    switch (dtype) {
-        case Dtype::fp32: return "fp32";
-        case Dtype::bf16: return "bf16";
-        case Dtype::fp16: return "fp16";
-        case Dtype::fp64: return "fp64";
-    }
-    return "unknown";
+    constexpr const char* kNames[] = {"fp32", "bf16", "fp16", "fp64"};
+    return kNames[int(dtype)];
 }
 
 HOST_DEVICE inline float to_float(float x) { return x; }

@@ -23,9 +23,10 @@ template <int kRows> struct Work {
         for (float*& row : head) row = memory, memory += head_size;
         cosine = memory, sine = memory + half;
     }
-    void load_angles(const float* table, size_t position, int half) const {
+    // Direction -1 gives the transposed rotation.
+    void load_angles(const float* table, size_t position, int half, float direction) const {
         const float* entries = table + position * 2 * half;
-        for (int i = 0; i < half; i++) cosine[i] = entries[2 * i], sine[i] = entries[2 * i + 1];
+        for (int i = 0; i < half; i++) cosine[i] = entries[2 * i], sine[i] = direction * entries[2 * i + 1];
     }
 };
 
@@ -45,16 +46,6 @@ void rotate(float* __restrict__ x, const float* __restrict__ cosine, const float
         const float first = x[i], second = x[i + half];
         x[i] = first * cosine[i] - second * sine[i];
         x[i + half] = second * cosine[i] + first * sine[i];
-    }
-}
-
-// The transposed rotation.
-void rotate_back(float* __restrict__ x, const float* __restrict__ cosine, const float* __restrict__ sine, int half) {
-#pragma omp simd
-    for (int i = 0; i < half; i++) {
-        const float first = x[i], second = x[i + half];
-        x[i] = first * cosine[i] + second * sine[i];
-        x[i + half] = second * cosine[i] - first * sine[i];
     }
 }
 
@@ -91,7 +82,7 @@ template <class T> void forward_position(const QkNormRopeForward& op, size_t row
     const Work<1> work(size, half);
     float* x = work.head[0];
     const size_t position = op.positions ? size_t(op.positions[row]) : row % size_t(op.seq_len);
-    if (half > 0) work.load_angles(op.table, position, half);
+    if (half > 0) work.load_angles(op.table, position, half, 1.0f);
     T* qkv = op.qkv.as<T>() + row * (heads + op.n_kv_head) * size;
     if (op.raw) std::memcpy(op.raw.as<T>() + row * heads * size, qkv, size_t(heads) * size * sizeof(T));
     for (int h = 0; h < heads; h++) {
@@ -133,12 +124,12 @@ template <class T> void backward_position(const QkNormRopeBackward& op, size_t r
     const int heads = op.n_head + op.n_kv_head, size = op.head_size, half = op.rotary / 2;
     const Work<2> work(size, half);
     auto [d, normed] = work.head;
-    if (half > 0) work.load_angles(op.table, row % op.seq_len, half);
+    if (half > 0) work.load_angles(op.table, row % op.seq_len, half, -1.0f);
     const size_t begin = row * (heads + op.n_kv_head) * size;
     for (int h = 0; h < heads; h++) {
         T* dhead = op.dqkv.as<T>() + begin + size_t(h) * size;
         load_head(d, static_cast<const T*>(dhead), size);
-        rotate_back(d, work.cosine, work.sine, half);
+        rotate(d, work.cosine, work.sine, half);
         if (op.rstd) {
             const bool is_query = h < op.n_head;
             const float rstd = op.rstd[row * heads + h];
@@ -147,7 +138,7 @@ template <class T> void backward_position(const QkNormRopeBackward& op, size_t r
                 scale<T>(normed, rstd, nullptr, size);
             } else {
                 load_head(normed, op.qkv.as<T>() + begin + size_t(h) * size, size);
-                rotate_back(normed, work.cosine, work.sine, half);
+                rotate(normed, work.cosine, work.sine, half);
                 divide_by_squares(normed, work.cosine, work.sine, half);
             }
             float* dweight = (is_query ? op.dq_weight : op.dk_weight) ? dweights + (is_query ? 0 : size) : nullptr;

@@ -169,12 +169,7 @@ Config config_of_weights(const std::string& path) {
         const std::string origin = path + "/config.json";
         config.model = hf_model(parse_json(read_file(origin), origin, Exit::data), origin);
     } else {
-        const GptShape shape = LlmcModel(path).shape;
-        config.model.n_layer = shape.n_layer;
-        config.model.n_head = shape.n_head;
-        config.model.n_embd = shape.n_embd;
-        config.model.n_positions = shape.n_positions;
-        config.model.vocab_size = shape.vocab_size;
+        static_cast<GptShape&>(config.model) = LlmcModel(path).shape;
     }
     config.train.batch_size = 1;
     config.train.seq_len = config.model.n_positions;
