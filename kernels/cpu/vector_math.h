@@ -82,7 +82,7 @@ struct ActivationPair {
 
 // GELU and SiLU are x s with s = 1 / (1 + e^-u), from one exponential: u = 2 sqrt(2/pi) (x + 0.044715 x^3) in GELU and
 // x in SiLU. The derivative is s (1 + x (1 - s) du/dx). Its absolute error is below 5e-7.
-template <ActivationFunction function> ActivationPair activation_pair(float x) {
+template <ActivationFunction function> inline ActivationPair activation_pair(float x) {
     if constexpr (function == ActivationFunction::relu2) {
         return {relu2(x), 2.0f * (x < 0.0f ? 0.0f : x)};
     } else {
