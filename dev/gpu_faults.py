@@ -2,18 +2,16 @@
 host_faults.py, with the tests "test_simt: NAMES" with options, and "ptx_text"."""
 CUDA, PROBE = "kernels/cuda/", "test/ptx_probe/"
 PTX, HOPPER, WGMMA = CUDA + "ptx.cuh", PROBE + "ptx_hopper.cuh", PROBE + "ptx_wgmma.cuh"
-NORM, NORM_BACKWARD, LOSS, EMBEDDING = (CUDA + name for name in ("norm.cu", "norm_backward.cu", "cross_entropy.cu",
-                                                                 "embedding.cu"))
-OPTIMIZER, GRAD_NORM, ROPE, EPILOGUE = (CUDA + name for name in ("optimizer.cu", "grad_norm.cu", "qk_norm_rope.cu",
-                                                                 "matmul/matmul_epilogue.cu"))
+NORM, TOTALS, LOSS, EMBEDDING = (CUDA + name for name in ("norm.cu", "group_totals.cu", "cross_entropy.cu",
+                                                          "embedding.cu"))
+OPTIMIZER, GRAD_NORM = CUDA + "optimizer.cu", CUDA + "grad_norm.cu"
 GENERAL, COMM, DEVICE, FILL = (CUDA + name for name in ("attention/attention_general.cuh", "comm_nccl.cu", "device.cu",
                                                         "fill.cu"))
 
 FAULTS = [
     # ---- the seven of the review
-    (NORM_BACKWARD, "the last kernel is launched with more threads than its bound",
-     "__launch_bounds__(kFinalRows* kWarpSize) norm_backward_final_kernel",
-     "__launch_bounds__(kThreads) norm_backward_final_kernel", "test_simt: norm_backward*"),
+    (TOTALS, "the last kernel is launched with more threads than its bound",
+     "__launch_bounds__(kWarps* kWarpSize)", "__launch_bounds__(256)", "test_simt: norm_backward*"),
     (GRAD_NORM, "the launcher reads the loss scale on the host",
      "void grad_norm_finish(const GradNormFinish& op, Stream stream) {\n",
      "void grad_norm_finish(const GradNormFinish& op, Stream stream) {\n"
@@ -36,8 +34,8 @@ FAULTS = [
     # ---- launch bounds
     (LOSS, "the sum of losses has the bound of the rows' kernel", "__launch_bounds__(kSumThreads) loss_sum_kernel",
      "__launch_bounds__(kThreads) loss_sum_kernel", "test_simt: loss_sum*"),
-    (ROPE, "the last kernel has a bound of 128",
-     "__launch_bounds__(kFinalWarps* kWarpSize)", "__launch_bounds__(128)", "test_simt: qk_norm_rope_backward*"),
+    (TOTALS, "the last kernel has a bound of 128",
+     "__launch_bounds__(kWarps* kWarpSize)", "__launch_bounds__(128)", "test_simt: qk_norm_rope_backward*"),
     (NORM, "wide rows have the bound of narrow ones",
      "__launch_bounds__(kWideThreads)", "__launch_bounds__(kThreads)", "test_simt: *norm_forward*"),
     (EMBEDDING, "a tile has more threads than its scan's bound",
@@ -74,7 +72,7 @@ FAULTS = [
      '"ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"',
      '"ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %2, %1, %3}, [%4];"', "ptx_text"),
     (PTX, "a transposed ldmatrix that does not transpose",
-     "ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16", "ldmatrix.sync.aligned.m8n8.x2.shared.b16", "ptx_text"),
+     "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16", "ldmatrix.sync.aligned.m8n8.x4.shared.b16", "ptx_text"),
     (PTX, "fragments of A by columns in the product of fp16",
      '"mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "',
      '"mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %6, %5, %7}, {%8, %9}, "', "ptx_text"),

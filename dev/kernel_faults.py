@@ -17,6 +17,7 @@ CPU, TEXTBOOK = "kernels/cpu/", "test/reference/reference.cpp"
 GENERAL_BACKWARD, MASKS = CUDA + "attention/attention_general_backward.cuh", CUDA + "attention/attention_masks.cuh"
 LAYOUT, SHARED_LAYOUT = CUDA + "attention/attention_layout.cuh", "kernels/shared/attention_layout.h"
 CPU_ATTENTION = "kernels/cpu/attention.cpp"
+TOTALS = CUDA + "group_totals.cu"
 DECODE, CPU_DECODE = CUDA + "attention/attention_decode.cu", CPU + "attention_decode.cpp"
 
 FAULTS = [
@@ -31,17 +32,17 @@ FAULTS = [
      "    ptx::cp_async_wait<1>();\n    __syncthreads();  // wait for the queries",
      "    __syncthreads();  // wait for the queries"),
     (TILES, "the copy of keys and values is never committed", "    ptx::cp_async_commit();\n", ""),
-    (FORWARD, "a query sees one key too many", "if (key > query + distance)", "if (key > query + distance + 1)"),
-    (FORWARD, "a query does not see itself", "if (key > query + distance)", "if (key >= query + distance)"),
+    (MASKS, "a query sees one key too many", "if (column > query + warp", "if (column > query + 1 + warp"),
+    (MASKS, "a query does not see itself", "if (column > query + warp", "if (column >= query + warp"),
     (MASKS, "the last tile that needs a mask gets none",
      "return key + count - 1 <= first_query_", "return key + count - 8 <= first_query_"),
     (FORWARD, "the previous sum is not rescaled",
      "float sum = softmax.sum[m][half] * rescale;", "float sum = softmax.sum[m][half];"),
     (FORWARD, "the previous output is not rescaled", "out[m][n][i] *= rescale;", "out[m][n][i] *= 1.0f;"),
     (FORWARD, "the maximum of a row leaves out two of its four lanes",
-     "    return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));", "    return x;"),
+     "lanes_reduce<4>(largest, Max());", "lanes_reduce<2>(largest, Max());"),
     (FORWARD, "the sum of a row is taken over the wrong lanes",
-     "return x + __shfl_xor_sync(0xffffffffu, x, 2);", "return x + __shfl_xor_sync(0xffffffffu, x, 4);"),
+     "lanes_reduce<4>(softmax.sum", "lanes_reduce<8>(softmax.sum"),
     (FORWARD, "the log-sum-exp lacks the scale",
      "softmax.max[m][half] * scale + logf", "softmax.max[m][half] + logf"),
     (FORWARD, "the tail of the queries also writes its log-sum-exp",
@@ -49,7 +50,7 @@ FAULTS = [
     (FORWARD, "values of the wrong head in grouped-query attention",
      "qkv + at.value(b, kv_head, 0);", "qkv + at.value(b, at.n_kv_head - 1 - kv_head, 0);"),
     # ---- attention, tiles and fragments
-    (TILES, "values are read without transposing", "ptx::ldmatrix<4, true>(b,", "ptx::ldmatrix<4>(b,"),
+    (TILES, "values are read without transposing", "ptx::ldmatrix_x4<true>(b,", "ptx::ldmatrix_x4(b,"),
     (TILES, "halves of a packed fragment in the wrong order",
      "ptx::pack<T>(w[i % 2 * 2], w[i % 2 * 2 + 1]);", "ptx::pack<T>(w[i % 2 * 2 + 1], w[i % 2 * 2]);"),
     (TILES, "fragment rows swapped", "weights[m][2 * k + i / 2];", "weights[m][2 * k + i % 2];"),
@@ -72,8 +73,8 @@ FAULTS = [
      "dp = score * (dp - query.dout_out);", "dp = score * dp;"),
     (BACKWARD, "no barrier between tiles of queries",
      "        __syncthreads();  // wait for the tile, and until all warps have read the other stage and the stationary "
-     "rows\n        if (tile + 1 < n_tiles)\n            load_queries", "        if (tile + 1 < n_tiles)\n"
-     "            load_queries"),
+     "rows\n        if (tile + 1 < n_tiles)\n            load_query_tile", "        if (tile + 1 < n_tiles)\n"
+     "            load_query_tile"),
     (BACKWARD, "statistics are read before the warp has written them",
      "    __syncwarp();  // four lanes of this warp read a query's statistics\n", ""),
     (BACKWARD, "the log-sum-exp is read beyond the sequence, where its value is not used",
@@ -123,7 +124,7 @@ FAULTS = [
      "qkv + at.key(b, at.n_kv_head - 1 - kv_head, 0);"),
     (BACKWARD, "values of the wrong head",
      "qkv + at.value(b, kv_head, 0);", "qkv + at.value(b, at.n_kv_head - 1 - kv_head, 0);"),
-    (BACKWARD, "the soft cap's derivative is missing", "        dp *= fmaf(-tanh, tanh, 1.0f);\n", ""),
+    (BACKWARD, "the soft cap's derivative is missing", "    if (kCapped) dp *= fmaf(-tanh, tanh, 1.0f);\n", ""),
     (BACKWARD, "the derivative of masked scores is infinite", "fmaxf(score, -1.0f);", "score;"),
     (MASKS, "a query sees a key before its first one, in the gradients of the keys",
      "if (key_row < first_row ||", "if (key_row + 1 < first_row ||"),
@@ -197,7 +198,7 @@ FAULTS = [
     (NORM_BACKWARD, "a group loses its last row",
      "    const int end = min(op.rows, begin + groups.rows_per_group);\n\n    Pack",
      "    const int end = min(op.rows, begin + groups.rows_per_group - 1);\n\n    Pack"),
-    (NORM_BACKWARD, "weight gradients overwrite instead of adding",
+    (TOTALS, "weight gradients overwrite instead of adding",
      "out = op.accumulate ? out + total : total;", "out = total;"),
     (NORM, "eps outside the root", "sqrtf(squares / float(cols) + eps)", "(sqrtf(squares / float(cols)) + eps)"),
     (NORM, "the weight is ignored", "* rstd, w.value[i], b.value[i]);", "* rstd, 1.0f, b.value[i]);"),
@@ -215,7 +216,7 @@ FAULTS = [
     (NORM_BACKWARD, "RMSNorm's gradient of wide rows subtracts the average",
      "has_mean ? block_sum(sums.dnorm, s.dnorm) / float(op.cols) : 0.0f,",
      "block_sum(sums.dnorm, s.dnorm) / float(op.cols),"),
-    (NORM_BACKWARD, "bias gradients without a weight are the weight's sums", "(op.dweight ? 0 : op.cols) + int", "int"),
+    (TOTALS, "bias gradients without a weight are the weight's sums", "(op.first ? 0 : op.columns) + int", "int"),
     # ---- loss
     (LOSS, "the maximum of a pack is not carried into the sum",
      "float sum = softmax.sum * exp_below(softmax.max, scaled_max);", "float sum = softmax.sum;"),
@@ -263,17 +264,15 @@ FAULTS = [
     (GRAD_NORM, "a chunk's sum goes to its place in the list instead of the grid",
      "op.out[chunk.index] = sum;", "op.out[blockIdx.x] = sum;"),
     (FILL, "a rank's part of a tensor begins with the tensor's first numbers", "(op.first + i) / 4", "i / 4"),
-    (FILL, "add adds twice", "    sum += load_four<kAligned>(inp, i, op.count);\n",
-     "    sum += load_four<kAligned>(inp, i, op.count);\n    sum += load_four<kAligned>(inp, i, op.count);\n"),
-    (FILL, "add writes whole packs at the end", "store_four<kAligned>(op.out, i, op.count, pack_floats(sum));",
-     "store_four<kAligned>(op.out, i, op.count + 3, pack_floats(sum));"),
+    (FILL, "add adds twice", "    sum += unpack(load_some<kAligned>(inp + i, op.count - i));\n",
+     "    sum += unpack(load_some<kAligned>(inp + i, op.count - i));\n"
+     "    sum += unpack(load_some<kAligned>(inp + i, op.count - i));\n"),
+    (FILL, "add writes whole packs at the end", "pack_floats(sum), op.count - i);", "pack_floats(sum), kSize);"),
     # ---- QK norm and RoPE
     (ROPE, "the rotation has the other sign",
-     "fmaf(first, angles.cosine[i], -second * angles.sine[i]);\n        second = fmaf(second, angles.cosine[i], first",
-     "fmaf(first, angles.cosine[i], second * angles.sine[i]);\n        second = fmaf(second, angles.cosine[i], -first"),
+     "sine = kBack ? -angles.sine[i] : angles.sine[i];", "sine = kBack ? angles.sine[i] : -angles.sine[i];"),
     (ROPE, "backward rotates as forward does",
-     "fmaf(first, angles.cosine[i], second * angles.sine[i]);\n        second = fmaf(second, angles.cosine[i], -first",
-     "fmaf(first, angles.cosine[i], -second * angles.sine[i]);\n        second = fmaf(second, angles.cosine[i], first"),
+     "sine = kBack ? -angles.sine[i] : angles.sine[i];", "sine = angles.sine[i];"),
     (ROPE, "neighboring packs are pairs instead of the halves",
      "return {{begin, half + begin}, {count, count}, true};",
      "return {{2 * begin, 2 * begin + count}, {count, count}, true};"),
@@ -285,20 +284,20 @@ FAULTS = [
     (ROPE, "elements after the rotated ones are rotated",
      "count(begin + kPackSize<T>)}, false};", "count(begin + kPackSize<T>)}, true};"),
     (ROPE, "the gradient lacks its projection",
-     "multiply(head.normed[u], -average);", "multiply(head.normed[u], 0.0f);"),
-    (ROPE, "the gradient lacks rstd", "multiply(head.d[u], rstd);", "multiply(head.d[u], 1.0f);"),
+     "multiply(normed[u], -average);", "multiply(normed[u], 0.0f);"),
+    (ROPE, "the gradient lacks rstd", "multiply(d[u], rstd);", "multiply(d[u], 1.0f);"),
     (ROPE, "the keys' gradient goes to the queries' weight",
-     "add_products(sums.key[u], head.d", "add_products(sums.query[u], head.d"),
-    (ROPE, "the gradient of a weight has the weight in it", "float* out = column < op.head_size ? op.dq_weight : "
-     "op.dk_weight;", "float* out = column <= op.head_size ? op.dq_weight : op.dk_weight;"),
+     "add_products(sums.key[u], d", "add_products(sums.query[u], d"),
+    (TOTALS, "the second gradient's first sum goes behind the first gradient", "float& out = column < op.columns",
+     "float& out = column <= op.columns"),
     (ROPE, "the scale of the table is not divided out", "? 1.0f / square : 0.0f", "? 1.0f : 0.0f"),
     (ROPE, "a team beyond the last head counts in the sums",
-     "if (exists) head = load_gradient", "head = load_gradient"),
+     "u < kUnits && exists; u++) load_gradient", "u < kUnits; u++) load_gradient"),
     (ROPE, "a team sums over half of its lanes", "for (int step = lanes / 2; step > 0;", "for (int step = lanes / 4; "
      "step > 0;"),
     (ROPE, "no barrier before the warps' sums are added",
      "    __syncthreads();\n    float* out = static_cast<float*>(teams", "    float* out = static_cast<float*>(teams"),
-    (ROPE, "the groups beyond 32 are dropped", "group < teams.n_groups; group +=", "group < min(32, teams.n_groups); "
+    (TOTALS, "the groups beyond 32 are dropped", "group < op.n_groups; group +=", "group < min(32, op.n_groups); "
      "group +="),
     (ROPE, "raw contains the normalized heads",
      "        if (op.raw) store_unit<kAligned>(op.raw.as<T>() + at.alone, unit[u], x[u]);\n"
@@ -356,8 +355,8 @@ FAULTS = [
      "end_row = min(op.rows, first_row + kGroupRows);", "end_row = min(op.rows / 2 * 2, first_row + kGroupRows);"),
     (PRODUCTS, "the first micro-step accumulates into the old weight gradient",
      ".accumulate = op.accumulate};", ".accumulate = true};"),
-    (VECTOR, "the second half of a word of bf16 keeps the first half's bits",
-     "to[1] = std::bit_cast<float>(word & 0xffff0000u);", "to[1] = std::bit_cast<float>(word);"),
+    (VECTOR, "the halves of a word are exchanged", "(floats.value[2 * w], floats.value[2 * w + 1])",
+     "(floats.value[2 * w + 1], floats.value[2 * w])"),
     # ---- the CPU's
     (CPU + "norm.cpp", "eps outside the root", "std::sqrt(squares / cols + eps)", "(std::sqrt(squares / cols) + eps)"),
     (CPU + "norm.cpp", "the weight is ignored", "has_weight ? x * to_float(weight[c]) : x;", "x;"),

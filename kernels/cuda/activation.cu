@@ -20,15 +20,10 @@ __global__ void __launch_bounds__(kThreads) activation_forward_kernel(Activation
     const T* __restrict__ inp = op.inp.as<T>();
     const size_t i = (size_t(blockIdx.x) * kThreads + threadIdx.x) * kPackSize<T>;
     if (i >= op.count) return;
-    const bool whole = op.count - i >= kPackSize<T>;
-    const int available = whole ? kPackSize<T> : int(op.count - i);
-    auto x = unpack(kAligned && whole ? load_pack<kAligned>(inp + i) : load_pack<false>(inp + i, available));
+    auto x = unpack(load_some<kAligned>(inp + i, op.count - i));
 #pragma unroll
     for (float& value : x.value) value = activation<function>(value);
-    if (kAligned && whole)
-        store_pack<kAligned>(out + i, pack_floats(x));
-    else
-        store_pack<false>(out + i, pack_floats(x), available);
+    store_some<kAligned>(out + i, pack_floats(x), op.count - i);
 }
 
 // Offsets of a thread's pack in a row of `hidden` numbers and in a row of gate and up. A row's last pack may be short.
@@ -80,14 +75,6 @@ __global__ void __launch_bounds__(kThreads) gated_activation_backward_kernel(Gat
     store_pack<kAligned>(dinp + at.up, pack_floats(up), at.available);
 }
 
-// Calls body.operator()<T, function>() for the op's storage type and function.
-template <class Body>
-void dispatch_both(const char* op, std::initializer_list<ConstView> arrays, ActivationFunction activation, Body body) {
-    dispatch(op, arrays, [&]<class T>() {
-        dispatch(op, activation, [&]<ActivationFunction function>() { body.template operator()<T, function>(); });
-    });
-}
-
 template <class T> dim3 gated_blocks(int rows, int hidden) {
     const size_t packs = size_t(rows) * ((size_t(hidden) + kPackSize<T> - 1) / kPackSize<T>);
     require(packs < size_t(1) << 31, "gated activation: %d rows of %d need 2^31 packs or more", rows, hidden);
@@ -99,7 +86,7 @@ template <class T> dim3 gated_blocks(int rows, int hidden) {
 void activation_forward(const ActivationForward& op, Stream stream) {
     constexpr const char* kName = "activation_forward";
     require(op.activation != ActivationFunction::relu2, "%s: relu2's output is stored, never recomputed", kName);
-    dispatch_both(kName, {op.out, op.inp}, op.activation, [&]<class T, ActivationFunction function>() {
+    dispatch(kName, {op.out, op.inp}, op.activation, [&]<class T, ActivationFunction function>() {
         if constexpr (function != ActivationFunction::relu2) {
             if (op.count == 0) return;
             auto kernel = are_aligned(16, {op.out, op.inp}) ? activation_forward_kernel<T, function, true>
@@ -111,7 +98,7 @@ void activation_forward(const ActivationForward& op, Stream stream) {
 
 void gated_activation_forward(const GatedActivationForward& op, Stream stream) {
     constexpr const char* kName = "gated_activation_forward";
-    dispatch_both(kName, {op.out, op.inp}, op.activation, [&]<class T, ActivationFunction function>() {
+    dispatch(kName, {op.out, op.inp}, op.activation, [&]<class T, ActivationFunction function>() {
         if (op.rows <= 0 || op.hidden <= 0) return;
         const bool aligned = op.hidden % kPackSize<T> == 0 && are_aligned(16, {op.out, op.inp});
         auto kernel = aligned ? gated_activation_forward_kernel<T, function, true>
@@ -122,7 +109,7 @@ void gated_activation_forward(const GatedActivationForward& op, Stream stream) {
 
 void gated_activation_backward(const GatedActivationBackward& op, Stream stream) {
     constexpr const char* kName = "gated_activation_backward";
-    dispatch_both(kName, {op.dinp, op.dout, op.inp}, op.activation, [&]<class T, ActivationFunction function>() {
+    dispatch(kName, {op.dinp, op.dout, op.inp}, op.activation, [&]<class T, ActivationFunction function>() {
         if (op.rows <= 0 || op.hidden <= 0) return;
         const bool aligned = op.hidden % kPackSize<T> == 0 && are_aligned(16, {op.dinp, op.dout, op.inp});
         auto kernel = aligned ? gated_activation_backward_kernel<T, function, true>

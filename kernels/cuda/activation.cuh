@@ -11,7 +11,7 @@
 #pragma once
 
 #include "kernels/base/choices.h"
-#include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/reduce.cuh"
 
 inline constexpr float kGeluLinear = -2.302208198f;               // -2 sqrt(2/pi) log2(e)
 inline constexpr float kGeluCubic = -0.1029432396f;               // kGeluLinear * 0.044715
@@ -22,20 +22,6 @@ __device__ inline float gelu(float x) {
     const float e = exp2f(x * fmaf(kGeluCubic, x * x, kGeluLinear));
     return __fdividef(x, 1.0f + e);
 }
-
-// d gelu / dx = s (1 + x (1 - s) d(2u)/dx) with s = 1 / (1 + e^(-2u)).
-__device__ inline float gelu_gradient(float x) {
-    // Beyond 10 the result is within 1e-34 of 0 or 1. Clamping avoids overflow of e^(-2u) and powers of x; keeps NaN.
-    x = x < -10.0f ? -10.0f : x;
-    x = x > 10.0f ? 10.0f : x;
-    const float square = x * x;
-    const float e = exp2f(x * fmaf(kGeluCubic, square, kGeluLinear));
-    const float s = __fdividef(1.0f, 1.0f + e);
-    const float slope = fmaf(kGeluSlopeSquare, square, kGeluSlopeLinear);
-    return s * fmaf(x * (e * s), slope, 1.0f);  // e s is 1 - s without cancellation
-}
-
-inline constexpr float kLog2E = 1.44269504f;
 
 __device__ inline float silu(float x) { return __fdividef(x, 1.0f + exp2f(-kLog2E * x)); }
 
@@ -58,12 +44,6 @@ template <ActivationFunction function> __device__ inline float activation(float 
     if constexpr (function == ActivationFunction::relu2) return relu(x) * relu(x);
 }
 
-template <ActivationFunction function> __device__ inline float activation_gradient(float x) {
-    if constexpr (function == ActivationFunction::gelu_new) return gelu_gradient(x);
-    if constexpr (function == ActivationFunction::silu) return silu_gradient(x);
-    if constexpr (function == ActivationFunction::relu2) return 2.0f * relu(x);
-}
-
 // Value and derivative from one exponential.
 struct ActivationPair {
     float value, gradient;
@@ -73,7 +53,8 @@ template <ActivationFunction function> __device__ inline ActivationPair activati
     if constexpr (function == ActivationFunction::relu2) {
         return {relu(x) * relu(x), 2.0f * relu(x)};
     } else {
-        // Clamped as in the gradients; `value` still uses the original x.
+        // GELU: d gelu / dx = s (1 + x (1 - s) d(2u)/dx) with s = 1 / (1 + e^(-2u)). Beyond 10 it is within 1e-34 of 0
+        // or 1. Clamping avoids overflow of e^(-2u) and powers of x; keeps NaN. `value` uses x without the upper limit.
         constexpr bool kIsGelu = function == ActivationFunction::gelu_new;
         constexpr float kLimit = kIsGelu ? 10.0f : 80.0f;
         x = x < -kLimit ? -kLimit : x;
@@ -81,14 +62,13 @@ template <ActivationFunction function> __device__ inline ActivationPair activati
         const float e = exp2f(kIsGelu ? clamped * fmaf(kGeluCubic, square, kGeluLinear) : -kLog2E * clamped);
         const float s = __fdividef(1.0f, 1.0f + e);
         const float slope = kIsGelu ? fmaf(kGeluSlopeSquare, square, kGeluSlopeLinear) : 1.0f;
-        return {x * s, s * fmaf(clamped * (e * s), slope, 1.0f)};
+        return {x * s, s * fmaf(clamped * (e * s), slope, 1.0f)};  // e s is 1 - s without cancellation
     }
 }
 
 // The derivative from the stored number: the input of the activation, or the output for relu2.
 template <ActivationFunction function> __device__ inline float gradient_from_kept(float kept) {
-    if constexpr (function == ActivationFunction::relu2)
-        return 2.0f * sqrtf(kept);
-    else
-        return activation_gradient<function>(kept);
+    if constexpr (function == ActivationFunction::gelu_new) return activation_pair<function>(kept).gradient;
+    if constexpr (function == ActivationFunction::silu) return silu_gradient(kept);
+    if constexpr (function == ActivationFunction::relu2) return 2.0f * sqrtf(kept);
 }

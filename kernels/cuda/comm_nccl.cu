@@ -257,11 +257,7 @@ std::string take_gpu(int local_rank) {
         check_cuda(cudaSetDevice(local_rank), "cudaSetDevice");
     }
     require_usable_device();
-    char bus_id[32] = "";
-    int device = 0;
-    check_cuda(cudaGetDevice(&device), "cudaGetDevice");
-    check_cuda(cudaDeviceGetPCIBusId(bus_id, int(sizeof(bus_id)), device), "cudaDeviceGetPCIBusId");
-    return bus_id;
+    return current_bus_id();
 }
 
 Seat take_seat(const CommSettings& settings) {

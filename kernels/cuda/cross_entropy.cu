@@ -23,7 +23,6 @@ namespace {
 constexpr int kThreads = 512;
 constexpr int kWarps = kThreads / kWarpSize;
 constexpr int kBatch = 4;  // packs in flight per thread
-constexpr float kLog2E = 1.44269504f;
 constexpr double kLn2 = 0.69314718055994531;
 constexpr float kLowest = -3.40282347e38f;  // initial maximum: with an infinity, inf - inf would be NaN
 

@@ -138,6 +138,14 @@ void check_startup(const StartupFacts& facts) {
              facts.device_name, facts.major, facts.minor, facts.code_error, facts.major, facts.minor);
 }
 
+std::string current_bus_id() {
+    char bus_id[32] = "";
+    int device = 0;
+    check_cuda(cudaGetDevice(&device), "cudaGetDevice");
+    check_cuda(cudaDeviceGetPCIBusId(bus_id, int(sizeof(bus_id)), device), "cudaDeviceGetPCIBusId");
+    return bus_id;
+}
+
 void require_usable_device() {
     StartupFacts facts;
     if (cudaDriverGetVersion(&facts.driver_version) != cudaSuccess) facts.driver_version = 0;
@@ -173,11 +181,7 @@ DeviceInfo device_info() {
     }
     const cudaDeviceProp device = current_device();
     info.name = device.name;
-    char bus_id[32] = "";
-    int number = 0;
-    check_cuda(cudaGetDevice(&number), "cudaGetDevice");
-    check_cuda(cudaDeviceGetPCIBusId(bus_id, int(sizeof(bus_id)), number), "cudaDeviceGetPCIBusId");
-    info.pci_bus_id = bus_id;
+    info.pci_bus_id = current_bus_id();
     size_t total_bytes = 0;
     check_cuda(cudaMemGetInfo(&info.free_bytes, &total_bytes), "cudaMemGetInfo");
     info.free_bytes -= std::min(info.free_bytes, kMatmulWorkspaceBytes + kMatmulSumsBytes);  // used by GEMMs

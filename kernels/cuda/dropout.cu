@@ -17,21 +17,16 @@ template <class T, bool kAligned> __global__ void __launch_bounds__(kThreads) dr
     T* out = op.out.as<T>() + blockIdx.y * op.count;
     const Philox random = op.mask.words(op.mask.keys[blockIdx.y], call);
     const float factor = op.mask.factor;
-    const bool whole = op.count - begin >= kDropoutGroup;
 #pragma unroll
     for (int first = 0; first < kDropoutGroup; first += kPackSize<T>) {
-        const size_t at = begin + first;
-        const int available = at < op.count ? int(min(size_t(kPackSize<T>), op.count - at)) : 0;
-        auto x = unpack(kAligned && whole ? load_pack<kAligned>(inp + at) : load_pack<false>(inp + at, available));
+        const size_t at = begin + first, available = op.count - min(op.count, at);
+        auto x = unpack(load_some<kAligned>(inp + at, available));
 #pragma unroll
         for (int i = 0; i < kPackSize<T>; i++) {
             const bool kept = op.mask.keeps(random.word[(first + i) / 2], (first + i) % 2);
             x.value[i] = kept ? x.value[i] * factor : 0.0f;
         }
-        if (kAligned && whole)
-            store_pack<kAligned>(out + at, pack_floats(x));
-        else
-            store_pack<false>(out + at, pack_floats(x), available);
+        store_some<kAligned>(out + at, pack_floats(x), available);
     }
 }
 

@@ -150,7 +150,7 @@ constexpr int kWarpColumns = kWarpSize * kLaneColumns;  // 128 bytes of a row of
 template <class T> struct TokenSums {
     EmbeddingBackward op;
     const int* order;  // positions sorted by token
-    int n_positions, n_groups, n_slabs;
+    int n_positions, n_slabs;
 };
 
 // The 32 consecutive sorted positions of a warp, one per lane.
@@ -166,28 +166,18 @@ template <class T> __device__ PositionGroup load_group(const TokenSums<T>& sums,
     return {position, sums.op.tokens[position]};
 }
 
-// A lane's two columns of a row of dout.
-template <bool kAligned, class T> struct LaneColumns {
-    const T* __restrict__ dout;
-    int column, available, channels;
-
-    __device__ Pack<T, kLaneColumns> load(int position) const {
-        return load_pack<kAligned, T, kLaneColumns>(dout + size_t(position) * channels + column, available);
-    }
-};
-
-// Adds the rows of dout of `count` lanes in order, starting at lane `first`. kBatch loads are in flight before the
-// first sum, because otherwise each row of a frequent token would cost a memory latency.
-template <int kBatch, bool kAligned, class T>
-__device__ void add_rows(Floats<T, kLaneColumns>& sum, const LaneColumns<kAligned, T>& columns,
-                         const PositionGroup& group, int first, int count) {
+// Adds the rows of dout of `count` lanes in order, starting at lane `first`; load(position) loads this lane's columns.
+// kBatch loads are in flight before the first sum, because otherwise each row of a frequent token would cost a memory
+// latency.
+template <int kBatch, class T, class Load>
+__device__ void add_rows(Floats<T, kLaneColumns>& sum, Load load, const PositionGroup& group, int first, int count) {
     for (int begin = 0; begin < count; begin += kBatch) {
         Pack<T, kLaneColumns> row[kBatch];
 #pragma unroll
         for (int k = 0; k < kBatch; k++) {
             const int position = __shfl_sync(kAllLanes, group.position, (first + begin + k) % kWarpSize);
             row[k] = {};
-            if (begin + k < count && columns.available > 0) row[k] = columns.load(position);
+            if (begin + k < count) row[k] = load(position);
         }
 #pragma unroll
         for (int k = 0; k < kBatch; k++) {
@@ -205,7 +195,12 @@ __global__ void __launch_bounds__(kSumThreads) embedding_backward_tokens_kernel(
     const int first = int(warp / sums.n_slabs) * kWarpSize;
     if (first >= sums.n_positions) return;
     const int column = int(warp % sums.n_slabs) * kWarpColumns + lane * kLaneColumns;
-    const LaneColumns<kAligned, T> columns{sums.op.dout.template as<T>(), column, channels - column, channels};
+    const int available = channels - column;
+    const T* __restrict__ dout = sums.op.dout.template as<T>();
+    auto load = [&](int position) {
+        const T* from = dout + size_t(position) * channels + column;
+        return available > 0 ? load_pack<kAligned, T, kLaneColumns>(from, available) : Pack<T, kLaneColumns>{};
+    };
 
     const PositionGroup group = load_group(sums, first);
     int token_before = __shfl_up_sync(kAllLanes, group.token, 1);
@@ -214,10 +209,7 @@ __global__ void __launch_bounds__(kSumThreads) embedding_backward_tokens_kernel(
     for (; begins; begins &= begins - 1) {
         const int token = __shfl_sync(kAllLanes, group.token, __ffs(int(begins)) - 1);
         float* row = sums.op.dwte + size_t(token) * channels + column;
-        Floats<T, kLaneColumns> sum{};
-#pragma unroll
-        for (int c = 0; c < kLaneColumns; c++)
-            if (c < columns.available) sum.value[c] = row[c];
+        auto sum = unpack(load_pack<false, float, kLaneColumns>(row, available)).template as<T>();
         PositionGroup now = group;
         for (int next = first + kWarpSize;; next += kWarpSize) {
             const unsigned rows = __ballot_sync(kAllLanes, now.token == token);
@@ -225,15 +217,13 @@ __global__ void __launch_bounds__(kSumThreads) embedding_backward_tokens_kernel(
             PositionGroup following{-1, -1};
             if (goes_on) following = load_group(sums, next);
             if (rows == kAllLanes)
-                add_rows<kWarpSize>(sum, columns, now, 0, kWarpSize);
+                add_rows<kWarpSize>(sum, load, now, 0, kWarpSize);
             else if (rows)
-                add_rows<8>(sum, columns, now, __ffs(int(rows)) - 1, __popc(rows));
+                add_rows<8>(sum, load, now, __ffs(int(rows)) - 1, __popc(rows));
             if (!goes_on) break;
             now = following;
         }
-#pragma unroll
-        for (int c = 0; c < kLaneColumns; c++)
-            if (c < columns.available) row[c] = sum.value[c];
+        store_pack<false>(row, pack_floats(sum.template as<float>()), available);
     }
 }
 
@@ -310,12 +300,11 @@ template <class T> void token_gradients(const EmbeddingBackward& op, Stream stre
     const TokenSums<T> sums{.op = op,
                             .order = sort_positions(op, stream),
                             .n_positions = n,
-                            .n_groups = (n + kWarpSize - 1) / kWarpSize,
                             .n_slabs = (op.channels + kWarpColumns - 1) / kWarpColumns};
     const bool aligned = op.channels % kLaneColumns == 0 && are_aligned(kLaneColumns * sizeof(T), {op.dout});
     launch(aligned ? embedding_backward_tokens_kernel<T, true> : embedding_backward_tokens_kernel<T, false>,
-           {"embedding_backward, tokens", blocks_for(size_t(sums.n_groups) * sums.n_slabs, kSumThreads / kWarpSize),
-            kSumThreads},
+           {"embedding_backward, tokens",
+            blocks_for(size_t((n + kWarpSize - 1) / kWarpSize) * sums.n_slabs, kSumThreads / kWarpSize), kSumThreads},
            stream, sums);
 }
 

@@ -18,20 +18,6 @@ static_assert(kSize == 4, "a pack holds the four numbers of one call of philox()
 
 __device__ size_t first_element() { return (size_t(blockIdx.x) * kThreads + threadIdx.x) * kSize; }
 
-// Stores four elements, or fewer at the end of the array.
-template <bool kAligned, class T>
-__device__ void store_four(T* out, size_t i, size_t count, const Pack<T, kSize>& pack) {
-    if (kAligned && count - i >= kSize)
-        store_pack<kAligned>(out + i, pack);
-    else
-        store_pack<false>(out + i, pack, int(min(count - i, size_t(kSize))));
-}
-
-template <bool kAligned> __device__ Floats<float, kSize> load_four(const float* inp, size_t i, size_t count) {
-    if (kAligned && count - i >= kSize) return unpack(load_pack<kAligned>(inp + i));
-    return unpack(load_pack<false>(inp + i, int(min(count - i, size_t(kSize)))));
-}
-
 template <bool kAligned> __global__ void __launch_bounds__(kThreads) normal_fill_kernel(NormalFill op) {
     const size_t i = first_element();
     if (i >= op.count) return;
@@ -40,23 +26,23 @@ template <bool kAligned> __global__ void __launch_bounds__(kThreads) normal_fill
     Floats<float, kSize> values;
 #pragma unroll
     for (int k = 0; k < kSize; k++) values.value[k] = float(op.deviation * quad.value[k]);
-    store_four<kAligned>(op.out, i, op.count, pack_floats(values));
+    store_some<kAligned>(op.out + i, pack_floats(values), op.count - i);
 }
 
 template <bool kAligned> __global__ void __launch_bounds__(kThreads) fill_kernel(Fill op) {
     const size_t i = first_element();
     if (i >= op.count) return;
     const Floats<float, kSize> values{{op.value, op.value, op.value, op.value}};
-    store_four<kAligned>(op.out, i, op.count, pack_floats(values));
+    store_some<kAligned>(op.out + i, pack_floats(values), op.count - i);
 }
 
 template <bool kAligned> __global__ void __launch_bounds__(kThreads) add_kernel(Add op) {
     const float* __restrict__ inp = op.inp;
     const size_t i = first_element();
     if (i >= op.count) return;
-    auto sum = load_four<kAligned>(op.out, i, op.count);
-    sum += load_four<kAligned>(inp, i, op.count);
-    store_four<kAligned>(op.out, i, op.count, pack_floats(sum));
+    auto sum = unpack(load_some<kAligned>(static_cast<const float*>(op.out) + i, op.count - i));
+    sum += unpack(load_some<kAligned>(inp + i, op.count - i));
+    store_some<kAligned>(op.out + i, pack_floats(sum), op.count - i);
 }
 
 template <class T, bool kAligned> __global__ void __launch_bounds__(kThreads) cast_kernel(Cast op) {
@@ -64,7 +50,8 @@ template <class T, bool kAligned> __global__ void __launch_bounds__(kThreads) ca
     const float* __restrict__ inp = op.inp;
     const size_t i = first_element();
     if (i >= op.count) return;
-    store_four<kAligned>(out, i, op.count, pack_floats(load_four<kAligned>(inp, i, op.count).template as<T>()));
+    const auto values = unpack(load_some<kAligned>(inp + i, op.count - i));
+    store_some<kAligned>(out + i, pack_floats(values.template as<T>()), op.count - i);
 }
 
 template <class Op> void launch_flat(const char* name, void (*kernel)(Op), const Op& op, Stream stream) {

@@ -27,12 +27,8 @@ template <bool kAligned> __device__ double sum_of_squares(const float* __restric
         Pack<float> pack[kBatch];
 #pragma unroll
         for (int k = 0; k < kBatch; k++) {
-            const int i = first + k * kStep, available = count - i;
-            pack[k] = {};
-            if (available >= kPackSize<float>)
-                pack[k] = load_pack<kAligned>(values + i);
-            else if (available > 0)
-                pack[k] = load_pack<false>(values + i, available);
+            const int i = first + k * kStep;
+            pack[k] = load_some<kAligned>(values + i, count - i);
         }
 #pragma unroll
         for (int k = 0; k < kBatch; k++) {

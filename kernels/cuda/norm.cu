@@ -198,40 +198,34 @@ __global__ void __launch_bounds__(kWideThreads) residual_norm_forward_wide_kerne
 
 // ---- launchers ------------------------------------------------------------------------------------------------------
 
+// Launches the smallest instance that the row fits into. Unaligned rows, and LayerNorms without weight or bias, have
+// only two instances.
 template <class T, bool kHasBranch, bool kAligned, NormParts parts>
-void launch_wide(const ResidualNormForward& op, Stream stream) {
-    launch(residual_norm_forward_wide_kernel<T, kAligned, kHasBranch, parts>,
-           {"residual_norm_forward", blocks_for(size_t(op.rows), 1), kWideThreads, sizeof(WideShared)}, stream, op);
+void launch_rows(const ResidualNormForward& op, Stream stream) {
+    auto launch_narrow = [&]<int kCols>() {
+        launch(residual_norm_forward_kernel<T, packs_for<T>(kCols), kAligned, kHasBranch, parts>,
+               {"residual_norm_forward", blocks_for(size_t(op.rows), kRowsPerBlock), kThreads}, stream, op);
+    };
+    if (op.cols > kMaxRegisterCols)
+        return launch(residual_norm_forward_wide_kernel<T, kAligned, kHasBranch, parts>,
+                      {"residual_norm_forward", blocks_for(size_t(op.rows), 1), kWideThreads, sizeof(WideShared)},
+                      stream, op);
+    if constexpr (parts != NormParts::any) {
+        if (op.cols <= 768) return launch_narrow.template operator()<768>();
+        if (op.cols <= 1024) return launch_narrow.template operator()<1024>();
+    }
+    launch_narrow.template operator()<kMaxRegisterCols>();
 }
 
-// Rows of at most kCols columns.
-template <class T, bool kHasBranch, int kCols, bool kAligned, NormParts parts>
-void launch_narrow(const ResidualNormForward& op, Stream stream) {
-    launch(residual_norm_forward_kernel<T, packs_for<T>(kCols), kAligned, kHasBranch, parts>,
-           {"residual_norm_forward", blocks_for(size_t(op.rows), kRowsPerBlock), kThreads}, stream, op);
-}
-
-// Launches the smallest instance that the row fits into.
-template <class T, bool kHasBranch, NormParts parts> void launch_rows(const ResidualNormForward& op, Stream stream) {
-    if (op.cols > kMaxRegisterCols) return launch_wide<T, kHasBranch, true, parts>(op, stream);
-    if (op.cols > 1024) return launch_narrow<T, kHasBranch, 2048, true, parts>(op, stream);
-    if (op.cols > 768) return launch_narrow<T, kHasBranch, 1024, true, parts>(op, stream);
-    launch_narrow<T, kHasBranch, 768, true, parts>(op, stream);
-}
-
-// Unaligned rows, and LayerNorms without weight or bias, have only two instances.
 template <class T, bool kHasBranch> void launch_rows(const ResidualNormForward& op, Stream stream) {
-    constexpr auto kAny = NormParts::any;
     const bool aligned =
         op.cols % kPackSize<T> == 0 && are_aligned(16, {op.residual, op.out, op.inp, op.branch, op.weight, op.bias});
-    const bool wide = op.cols > kMaxRegisterCols;
-    const NormParts parts = norm_parts(op.mean, bool(op.weight), bool(op.bias));
-    if (!aligned && wide) return launch_wide<T, kHasBranch, false, kAny>(op, stream);
-    if (!aligned) return launch_narrow<T, kHasBranch, kMaxRegisterCols, false, kAny>(op, stream);
-    if (parts == NormParts::all) return launch_rows<T, kHasBranch, NormParts::all>(op, stream);
-    if (parts == NormParts::no_mean) return launch_rows<T, kHasBranch, NormParts::no_mean>(op, stream);
-    wide ? launch_wide<T, kHasBranch, true, kAny>(op, stream)
-         : launch_narrow<T, kHasBranch, kMaxRegisterCols, true, kAny>(op, stream);
+    if (!aligned) return launch_rows<T, kHasBranch, false, NormParts::any>(op, stream);
+    switch (norm_parts(op.mean, bool(op.weight), bool(op.bias))) {
+        case NormParts::all: return launch_rows<T, kHasBranch, true, NormParts::all>(op, stream);
+        case NormParts::no_mean: return launch_rows<T, kHasBranch, true, NormParts::no_mean>(op, stream);
+        case NormParts::any: return launch_rows<T, kHasBranch, true, NormParts::any>(op, stream);
+    }
 }
 
 }  // namespace

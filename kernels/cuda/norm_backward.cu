@@ -10,6 +10,7 @@
 // Numerics: float sums. Groups, and the rows and columns of a lane, depend only on rows and cols, and so do the bits.
 #include <algorithm>
 
+#include "kernels/cuda/group_totals.h"
 #include "kernels/cuda/norm_parts.cuh"
 #include "kernels/cuda/reduce.cuh"
 #include "kernels/ops.h"
@@ -25,7 +26,6 @@ constexpr int kStages = 2;    // rows in flight per warp: wait for one while the
 constexpr int kMaxPacks = 3;  // per row and lane: 2 * 3 * 8 sums (16-bit types) leave registers for two blocks of 256
 constexpr int kMinRows = 16;  // per group; with fewer, the sums of groups would be a large part of the traffic
 constexpr int kMaxGroups = 512;  // nearly two waves of two blocks on each of 132 SMs; more groups cost more
-constexpr int kFinalRows = 32;   // warps of the final kernel; each adds every 32nd group
 
 int rows_per_group(int rows) { return std::max(kMinRows, (rows + kMaxGroups - 1) / kMaxGroups); }
 int n_groups(int rows) { return (rows + rows_per_group(rows) - 1) / rows_per_group(rows); }
@@ -282,33 +282,6 @@ __global__ void __launch_bounds__(kThreads) norm_backward_wide_columns_kernel(No
     out[op.cols + c] = dbias;
 }
 
-// ---- the sums of groups become dweight and dbias --------------------------------------------------------------------
-
-using FinalShared = float[kFinalRows][kWarpSize];
-
-// A block computes 32 of the 2 cols sums, or of the required half, one per lane. Warp w adds groups w, w + 32, ...,
-// then warp 0 adds the warps.
-template <class T>
-__global__ void __launch_bounds__(kFinalRows* kWarpSize) norm_backward_final_kernel(NormBackwardGroups<T> groups) {
-    FinalShared& s_part = shared_memory<FinalShared>();
-    const NormBackward& op = groups.op;
-    const float* __restrict__ parts = static_cast<const float*>(op.scratch);
-    const int lane = int(threadIdx.x) % kWarpSize, warp = int(threadIdx.x) / kWarpSize;
-    const int column = (op.dweight ? 0 : op.cols) + int(blockIdx.x) * kWarpSize + lane, columns = 2 * op.cols;
-    const int end = op.dbias ? columns : op.cols;
-    float sum = 0;
-    if (column < end)
-        for (int group = warp; group < groups.n_groups; group += kFinalRows)
-            sum += parts[size_t(group) * columns + column];
-    s_part[warp][lane] = sum;
-    __syncthreads();
-    if (warp > 0 || column >= end) return;
-    float total = 0;
-    for (int w = 0; w < kFinalRows; w++) total += s_part[w][lane];
-    float& out = column < op.cols ? op.dweight[column] : op.dbias[column - op.cols];
-    out = op.accumulate ? out + total : total;
-}
-
 // ---- launchers ------------------------------------------------------------------------------------------------------
 
 template <class T> constexpr int columns_per_warp(int packs) { return packs * kWarpSize * kPackSize<T>; }
@@ -359,12 +332,14 @@ void norm_backward(const NormBackward& op, Stream stream) {
             launch_aligned_groups<T, kMaxPacks>(groups, stream);
         else
             launch_aligned_groups<T, 2>(groups, stream);
-        const size_t sums = (size_t(bool(op.dweight)) + size_t(bool(op.dbias))) * size_t(op.cols);
-        if (sums == 0) return;
-        launch(
-            norm_backward_final_kernel<T>,
-            {"norm_backward, sums of groups", blocks_for(sums, kWarpSize), kFinalRows * kWarpSize, sizeof(FinalShared)},
-            stream, groups);
+        group_totals("norm_backward, sums of groups",
+                     {.first = op.dweight,
+                      .second = op.dbias,
+                      .groups = op.scratch,
+                      .n_groups = groups.n_groups,
+                      .columns = op.cols,
+                      .accumulate = op.accumulate},
+                     stream);
     });
 }
 

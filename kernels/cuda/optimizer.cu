@@ -36,8 +36,8 @@ __device__ bool is_beyond(const Chunk& chunk) {
     return int(blockIdx.x) % kBlocksPerChunk * kBlockElements >= chunk.count;
 }
 
-template <class T> __device__ bool is_aligned(const T* flat, const Chunk& chunk) {
-    return reinterpret_cast<uintptr_t>(flat + chunk.begin) % (kSize * sizeof(T)) == 0;
+template <class... Ts> __device__ bool are_aligned(const Chunk& chunk, const Ts*... flat) {
+    return ((reinterpret_cast<uintptr_t>(flat + chunk.begin) % (kSize * sizeof(Ts)) == 0) && ...);
 }
 
 // Stores the master weights and, if present, the parameters: master weights rounded to T.
@@ -55,8 +55,7 @@ template <class T> __global__ void __launch_bounds__(kThreads) adamw_update_kern
     if (threadIdx.x == 0) s = adamw_scalars(op, chunk.decayed);
     __syncthreads();
     const float* __restrict__ grad = op.grad;
-    const bool aligned = is_aligned(op.master, chunk) && is_aligned(op.m, chunk) && is_aligned(op.v, chunk) &&
-                         is_aligned(grad, chunk) && is_aligned(op.param.as<T>(), chunk);
+    const bool aligned = are_aligned(chunk, op.master, op.m, op.v, grad, op.param.as<T>());
     for_packs(chunk, aligned, [&]<bool kWhole>(size_t place, int available) {
         const Four gradient = unpack(load_pack<kWhole>(grad + place, available));
         Four master = unpack(load_pack<kWhole>(op.master + place, available));
@@ -82,8 +81,7 @@ template <class T> __global__ void __launch_bounds__(kThreads) sgd_update_kernel
     const float* __restrict__ grad = op.grad;
     const float learning_rate = op.scalars->learning_rate, grad_scale = op.grad_norm->scale;
     const float decay = chunk.decayed ? op.weight_decay : 0.0f;
-    const bool aligned = is_aligned(op.master, chunk) && is_aligned(op.m, chunk) && is_aligned(grad, chunk) &&
-                         is_aligned(op.param.as<T>(), chunk);
+    const bool aligned = are_aligned(chunk, op.master, op.m, grad, op.param.as<T>());
     for_packs(chunk, aligned, [&]<bool kWhole>(size_t place, int available) {
         const Four gradient = unpack(load_pack<kWhole>(grad + place, available));
         Four master = unpack(load_pack<kWhole>(op.master + place, available));

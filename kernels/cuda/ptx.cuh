@@ -40,36 +40,18 @@ template <class T> PTX void mma_m16n8k16(float* d, const uint32_t* a, const uint
               "f"(c[3]));
 }
 
-// ---- 8x8 matrices of 16-bit elements between shared memory and fragments ----
+// ---- four 8x8 matrices of 16-bit elements from shared memory to fragments ----
 // Lanes 8i .. 8i + 7 pass the addresses of the rows of matrix i, aligned to 16 bytes. Lane l receives row g, columns 2q
 // and 2q + 1; with kTranspose, rows 2q and 2q + 1 of column g. Synchronizes the warp, but is not a memory fence.
 
-template <int kMatrices, bool kTranspose = false> PTX void ldmatrix(uint32_t* r, uint32_t address) {
-    static_assert(kMatrices == 1 || kMatrices == 2 || kMatrices == 4);
-    if constexpr (kMatrices == 1 && !kTranspose)
-        asm volatile("ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%0}, [%1];" : "=r"(r[0]) : "r"(address) : "memory");
-    if constexpr (kMatrices == 1 && kTranspose)
-        asm volatile("ldmatrix.sync.aligned.m8n8.x1.trans.shared.b16 {%0}, [%1];"
-                     : "=r"(r[0])
-                     : "r"(address)
-                     : "memory");
-    if constexpr (kMatrices == 2 && !kTranspose)
-        asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
-                     : "=r"(r[0]), "=r"(r[1])
-                     : "r"(address)
-                     : "memory");
-    if constexpr (kMatrices == 2 && kTranspose)
-        asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
-                     : "=r"(r[0]), "=r"(r[1])
-                     : "r"(address)
-                     : "memory");
-    if constexpr (kMatrices == 4 && !kTranspose)
-        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+template <bool kTranspose = false> PTX void ldmatrix_x4(uint32_t* r, uint32_t address) {
+    if constexpr (kTranspose)
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                      : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                      : "r"(address)
                      : "memory");
-    if constexpr (kMatrices == 4 && kTranspose)
-        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+    else
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                      : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                      : "r"(address)
                      : "memory");

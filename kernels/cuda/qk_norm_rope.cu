@@ -13,6 +13,7 @@
 // order, and so the bits, depend only on shapes and types.
 #include <algorithm>
 
+#include "kernels/cuda/group_totals.h"
 #include "kernels/cuda/reduce.cuh"
 #include "kernels/cuda/vector.cuh"
 #include "kernels/shared/dispatch.h"
@@ -26,7 +27,6 @@ constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / kWarpSize;
 constexpr int kMinHeads = 256;  // per group: its sums, 8 bytes per column, are 1% of its traffic of 6 bytes per element
 constexpr int kMaxGroups = 792;  // six on each of 132 SMs
-constexpr int kFinalWarps = 32;  // of the final kernel; each adds every 32nd group
 constexpr int kMaxUnits = 2;     // per lane: heads of up to 512 floats or 1024 16-bit elements
 
 template <class Op> __device__ __host__ int heads_of(const Op& op) { return op.n_head + op.n_kv_head; }
@@ -63,7 +63,14 @@ template <class T> __device__ Unit unit_at(int index, int head_size, int rotary)
     return {{begin, begin + kPackSize<T>}, {count(begin), count(begin + kPackSize<T>)}, false};
 }
 
-template <class T> struct Values { Floats<T, kPackSize<T>> half[2]; };
+template <class T> inline constexpr int kUnitSize = 2 * kPackSize<T>;
+
+template <class T> struct Values {
+    Floats<T, kPackSize<T>> half[2];
+
+    __device__ float& operator[](int i) { return half[i / kPackSize<T>].value[i % kPackSize<T>]; }
+    __device__ float operator[](int i) const { return half[i / kPackSize<T>].value[i % kPackSize<T>]; }
+};
 
 template <bool kAligned, class T> __device__ Values<T> load_unit(const T* head, const Unit& unit) {
     Values<T> values{};
@@ -97,23 +104,14 @@ __device__ Angles<T> load_angles(const float* __restrict__ table, size_t positio
     return angles;
 }
 
-template <class T> __device__ void rotate(Values<T>& x, const Angles<T>& angles) {
+// With kBack, the transposed rotation.
+template <bool kBack, class T> __device__ void rotate(Values<T>& x, const Angles<T>& angles) {
 #pragma unroll
     for (int i = 0; i < kPackSize<T>; i++) {
+        const float cosine = angles.cosine[i], sine = kBack ? -angles.sine[i] : angles.sine[i];
         float &first = x.half[0].value[i], &second = x.half[1].value[i];
-        const float turned = fmaf(first, angles.cosine[i], -second * angles.sine[i]);
-        second = fmaf(second, angles.cosine[i], first * angles.sine[i]);
-        first = turned;
-    }
-}
-
-// The transposed rotation.
-template <class T> __device__ void rotate_back(Values<T>& x, const Angles<T>& angles) {
-#pragma unroll
-    for (int i = 0; i < kPackSize<T>; i++) {
-        float &first = x.half[0].value[i], &second = x.half[1].value[i];
-        const float turned = fmaf(first, angles.cosine[i], second * angles.sine[i]);
-        second = fmaf(second, angles.cosine[i], -first * angles.sine[i]);
+        const float turned = fmaf(first, cosine, -second * sine);
+        second = fmaf(second, cosine, first * sine);
         first = turned;
     }
 }
@@ -132,23 +130,17 @@ template <class T> __device__ void divide_by_squares(Values<T>& x, const Angles<
 template <class T> __device__ float dot(const Values<T>& a, const Values<T>& b) {
     float sum = 0;
 #pragma unroll
-    for (int part = 0; part < 2; part++)
-#pragma unroll
-        for (int i = 0; i < kPackSize<T>; i++) sum = fmaf(a.half[part].value[i], b.half[part].value[i], sum);
+    for (int i = 0; i < kUnitSize<T>; i++) sum = fmaf(a[i], b[i], sum);
     return sum;
 }
 
 template <class T> __device__ void multiply(Values<T>& x, const Values<T>& by) {
 #pragma unroll
-    for (int part = 0; part < 2; part++)
-#pragma unroll
-        for (int i = 0; i < kPackSize<T>; i++) x.half[part].value[i] *= by.half[part].value[i];
+    for (int i = 0; i < kUnitSize<T>; i++) x[i] *= by[i];
 }
 template <class T> __device__ void multiply(Values<T>& x, float by) {
 #pragma unroll
-    for (int part = 0; part < 2; part++)
-#pragma unroll
-        for (int i = 0; i < kPackSize<T>; i++) x.half[part].value[i] *= by;
+    for (int i = 0; i < kUnitSize<T>; i++) x[i] *= by;
 }
 
 // Sums over the lanes of a team. All lanes of the warp must call it.
@@ -181,7 +173,6 @@ template <class Op> struct Teams {
     unsigned n_heads;  // in the whole batch
     int lanes;         // per team
     unsigned per_group;
-    int n_groups;
 };
 
 template <class T, int kUnits, bool kAligned>
@@ -214,36 +205,28 @@ __global__ void __launch_bounds__(kThreads) qk_norm_rope_forward_kernel(Teams<Qk
         if (op.raw) store_unit<kAligned>(op.raw.as<T>() + at.alone, unit[u], x[u]);
         if (op.rstd) multiply(x[u], rstd);
         if (weight) multiply(x[u], load_unit<kAligned>(weight, unit[u]));
-        if (unit[u].rotates) rotate(x[u], load_angles<kAligned, T>(table, size_t(at.position), op.rotary / 2, unit[u]));
+        if (unit[u].rotates)
+            rotate<false>(x[u], load_angles<kAligned, T>(table, size_t(at.position), op.rotary / 2, unit[u]));
         store_unit<kAligned>(head, unit[u], x[u]);
     }
 }
 
 // ---- backward -------------------------------------------------------------------------------------------------------
 
-template <class T, int kUnits> struct HeadGradient {
-    Values<T> d[kUnits];       // before the rotation
-    Values<T> normed[kUnits];  // only with a norm
-};
-
-template <bool kAligned, class T, int kUnits>
-__device__ HeadGradient<T, kUnits> load_gradient(const QkNormRopeBackward& op, const Unit (&unit)[kUnits],
-                                                 const Head& at, float rstd) {
-    HeadGradient<T, kUnits> head{};
-#pragma unroll
-    for (int u = 0; u < kUnits; u++) {
-        head.d[u] = load_unit<kAligned>(static_cast<const T*>(op.dqkv.as<T>()) + at.in_qkv, unit[u]);
-        const T* from = op.raw ? op.raw.as<T>() + at.alone : op.qkv.as<T>() + at.in_qkv;
-        if (op.rstd) head.normed[u] = load_unit<kAligned>(from, unit[u]);
-        if (op.raw) multiply(head.normed[u], rstd);
-        if (!unit[u].rotates) continue;
-        const Angles<T> angles = load_angles<kAligned, T>(op.table, size_t(at.position), op.rotary / 2, unit[u]);
-        rotate_back(head.d[u], angles);
-        if (!op.rstd || op.raw) continue;
-        rotate_back(head.normed[u], angles);
-        divide_by_squares(head.normed[u], angles, unit[u]);
-    }
-    return head;
+// Loads a unit of the gradient before the rotation, and with a norm, of the normalized head.
+template <bool kAligned, class T>
+__device__ void load_gradient(Values<T>& d, Values<T>& normed, const QkNormRopeBackward& op, const Unit& unit,
+                              const Head& at, float rstd) {
+    d = load_unit<kAligned>(static_cast<const T*>(op.dqkv.as<T>()) + at.in_qkv, unit);
+    const T* from = op.raw ? op.raw.as<T>() + at.alone : op.qkv.as<T>() + at.in_qkv;
+    if (op.rstd) normed = load_unit<kAligned>(from, unit);
+    if (op.raw) multiply(normed, rstd);
+    if (!unit.rotates) return;
+    const Angles<T> angles = load_angles<kAligned, T>(op.table, size_t(at.position), op.rotary / 2, unit);
+    rotate<true>(d, angles);
+    if (!op.rstd || op.raw) return;
+    rotate<true>(normed, angles);
+    divide_by_squares(normed, angles, unit);
 }
 
 // Gradient sums of the query and key weights over a lane's heads.
@@ -251,10 +234,7 @@ template <class T, int kUnits> struct WeightSums { Values<T> query[kUnits], key[
 
 template <class T> __device__ void add_products(Values<T>& sums, const Values<T>& a, const Values<T>& b) {
 #pragma unroll
-    for (int part = 0; part < 2; part++)
-#pragma unroll
-        for (int i = 0; i < kPackSize<T>; i++)
-            sums.half[part].value[i] = fmaf(a.half[part].value[i], b.half[part].value[i], sums.half[part].value[i]);
+    for (int i = 0; i < kUnitSize<T>; i++) sums[i] = fmaf(a[i], b[i], sums[i]);
 }
 
 // Writes the block's sums to the group's place in scratch: sums over the teams of a warp with shuffles, then over the
@@ -268,15 +248,13 @@ __device__ void store_weight_sums(const Teams<QkNormRopeBackward>& teams, const 
 #pragma unroll
         for (int which = 0; which < 2; which++)
 #pragma unroll
-            for (int part = 0; part < 2; part++)
-#pragma unroll
-                for (int i = 0; i < kPackSize<T>; i++) {
-                    float sum = (which == 0 ? sums.query : sums.key)[u].half[part].value[i];
-                    for (int step = teams.lanes; step < kWarpSize; step *= 2)
-                        sum += __shfl_xor_sync(kAllLanes, sum, step);
-                    if (lane < teams.lanes && i < unit[u].counts[part])
-                        s_sums[(warp * 2 + which) * size + unit[u].begins[part] + i] = sum;
-                }
+            for (int i = 0; i < kUnitSize<T>; i++) {
+                const int half = i / kPackSize<T>, column = i % kPackSize<T>;
+                float sum = (which == 0 ? sums.query : sums.key)[u][i];
+                for (int step = teams.lanes; step < kWarpSize; step *= 2) sum += __shfl_xor_sync(kAllLanes, sum, step);
+                if (lane < teams.lanes && column < unit[u].counts[half])
+                    s_sums[(warp * 2 + which) * size + unit[u].begins[half] + column] = sum;
+            }
     __syncthreads();
     float* out = static_cast<float*>(teams.op.scratch) + size_t(blockIdx.x) * 2 * size;
     for (int column = int(threadIdx.x); column < 2 * size; column += kThreads) {
@@ -304,8 +282,9 @@ __global__ void __launch_bounds__(kThreads, 1) qk_norm_rope_backward_kernel(Team
         const unsigned index = exists ? first + team : begin;
         const Head at = head_at(op, index);
         const float rstd = op.rstd ? rstds[index] : 1.0f;
-        HeadGradient<T, kUnits> head{};
-        if (exists) head = load_gradient<kAligned, T, kUnits>(op, unit, at, rstd);
+        Values<T> d[kUnits] = {}, normed[kUnits] = {};
+#pragma unroll
+        for (int u = 0; u < kUnits && exists; u++) load_gradient<kAligned>(d[u], normed[u], op, unit[u], at, rstd);
         if (op.rstd) {
             const T* __restrict__ weight = (at.is_query ? op.q_weight : op.k_weight).template as<T>();
             float sum = 0;
@@ -313,54 +292,26 @@ __global__ void __launch_bounds__(kThreads, 1) qk_norm_rope_backward_kernel(Team
             for (int u = 0; u < kUnits; u++) {
                 if constexpr (kSums) {  // two calls, because a reference to either would put the sums in local memory
                     if (at.is_query)
-                        add_products(sums.query[u], head.d[u], head.normed[u]);
+                        add_products(sums.query[u], d[u], normed[u]);
                     else
-                        add_products(sums.key[u], head.d[u], head.normed[u]);
+                        add_products(sums.key[u], d[u], normed[u]);
                 }
-                if (weight) multiply(head.d[u], load_unit<kAligned>(weight, unit[u]));
-                sum += dot(head.d[u], head.normed[u]);
+                if (weight) multiply(d[u], load_unit<kAligned>(weight, unit[u]));
+                sum += dot(d[u], normed[u]);
             }
             const float average = team_sum(sum, teams.lanes) / float(size);
 #pragma unroll
             for (int u = 0; u < kUnits; u++) {
-                multiply(head.normed[u], -average);
+                multiply(normed[u], -average);
 #pragma unroll
-                for (int part = 0; part < 2; part++) head.d[u].half[part] += head.normed[u].half[part];
-                multiply(head.d[u], rstd);
+                for (int part = 0; part < 2; part++) d[u].half[part] += normed[u].half[part];
+                multiply(d[u], rstd);
             }
         }
 #pragma unroll
-        for (int u = 0; u < kUnits && exists; u++)
-            store_unit<kAligned>(op.dqkv.as<T>() + at.in_qkv, unit[u], head.d[u]);
+        for (int u = 0; u < kUnits && exists; u++) store_unit<kAligned>(op.dqkv.as<T>() + at.in_qkv, unit[u], d[u]);
     }
     if constexpr (kSums) store_weight_sums(teams, unit, sums, &shared_memory<float>());
-}
-
-// ---- the sums of groups become the gradients of the weights ---------------------------------------------------------
-
-using FinalShared = float[kFinalWarps][kWarpSize];
-
-// A block computes 32 of the 2 head_size sums, one per lane. Warp w adds groups w, w + 32, ..., then warp 0 the warps.
-template <class T>
-__global__ void __launch_bounds__(kFinalWarps* kWarpSize) qk_norm_rope_final_kernel(Teams<QkNormRopeBackward> teams) {
-    FinalShared& s_part = shared_memory<FinalShared>();
-    const QkNormRopeBackward& op = teams.op;
-    const float* __restrict__ parts = static_cast<const float*>(op.scratch);
-    const int lane = int(threadIdx.x) % kWarpSize, warp = int(threadIdx.x) / kWarpSize;
-    const int column = int(blockIdx.x) * kWarpSize + lane, columns = 2 * op.head_size;
-    float sum = 0;
-    if (column < columns)
-        for (int group = warp; group < teams.n_groups; group += kFinalWarps)
-            sum += parts[size_t(group) * columns + column];
-    s_part[warp][lane] = sum;
-    __syncthreads();
-    if (warp > 0 || column >= columns) return;
-    float total = 0;
-    for (int w = 0; w < kFinalWarps; w++) total += s_part[w][lane];
-    float* out = column < op.head_size ? op.dq_weight : op.dk_weight;
-    if (!out) return;
-    out += column % op.head_size;
-    *out = op.accumulate ? *out + total : total;
 }
 
 // ---- launchers ------------------------------------------------------------------------------------------------------
@@ -376,7 +327,7 @@ template <class T, class Op> Teams<Op> make_teams(const char* name, const Op& op
             all_heads(op));
     require(units_of<T>(op.head_size, op.rotary) <= kMaxUnits * kWarpSize, "%s: heads of %d elements are too large",
             name, op.head_size);
-    return {op, unsigned(all_heads(op)), team_size<T>(op.head_size, op.rotary), 0, 0};
+    return {op, unsigned(all_heads(op)), team_size<T>(op.head_size, op.rotary), 0};
 }
 
 // Whether all units are whole, aligned packs.
@@ -386,23 +337,24 @@ template <class T, class Op> bool is_whole(const Op& op, std::initializer_list<C
 
 template <class T, int kUnits, bool kAligned> void launch_backward(Teams<QkNormRopeBackward> teams, Stream stream) {
     const QkNormRopeBackward& op = teams.op;
-    const size_t per_pass = size_t(kThreads / teams.lanes);
-    if (!op.dq_weight && !op.dk_weight) {
-        teams.per_group = unsigned(per_pass);
-        launch(qk_norm_rope_backward_kernel<T, kUnits, kAligned, false>,
-               {"qk_norm_rope_backward", blocks_for(teams.n_heads, per_pass), kThreads}, stream, teams);
-        return;
-    }
-    teams.per_group = heads_per_group(teams.n_heads);
-    teams.n_groups = n_groups(teams.n_heads);
-    launch(qk_norm_rope_backward_kernel<T, kUnits, kAligned, true>,
-           {"qk_norm_rope_backward, with weights", dim3(unsigned(teams.n_groups)), kThreads,
-            size_t(kWarps) * 2 * op.head_size * sizeof(float)},
-           stream, teams);
-    launch(qk_norm_rope_final_kernel<T>,
-           {"qk_norm_rope_backward, sums of groups", blocks_for(2 * size_t(op.head_size), kWarpSize),
-            kFinalWarps * kWarpSize, sizeof(FinalShared)},
-           stream, teams);
+    const bool with_weights = op.dq_weight || op.dk_weight;
+    teams.per_group = with_weights ? heads_per_group(teams.n_heads) : unsigned(kThreads / teams.lanes);
+    const dim3 groups = blocks_for(teams.n_heads, teams.per_group);
+    const size_t sums_bytes = with_weights ? size_t(kWarps) * 2 * op.head_size * sizeof(float) : 0;
+    launch(
+        with_weights ? qk_norm_rope_backward_kernel<T, kUnits, kAligned, true>
+                     : qk_norm_rope_backward_kernel<T, kUnits, kAligned, false>,
+        {with_weights ? "qk_norm_rope_backward, with weights" : "qk_norm_rope_backward", groups, kThreads, sums_bytes},
+        stream, teams);
+    if (!with_weights) return;
+    group_totals("qk_norm_rope_backward, sums of groups",
+                 {.first = op.dq_weight,
+                  .second = op.dk_weight,
+                  .groups = op.scratch,
+                  .n_groups = int(groups.x),
+                  .columns = op.head_size,
+                  .accumulate = op.accumulate},
+                 stream);
 }
 
 }  // namespace

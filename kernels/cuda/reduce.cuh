@@ -5,12 +5,20 @@
 
 inline constexpr int kWarpSize = 32;
 inline constexpr unsigned kAllLanes = 0xffffffffu;
+inline constexpr float kLog2E = 1.44269504f;  // to compute exponentials as powers of 2
 
 // Butterfly reduction. `combine` must be commutative; then all lanes get the same bits.
 template <class V, class Combine> __device__ inline V warp_reduce(V value, Combine combine) {
 #pragma unroll
     for (int lanes = kWarpSize / 2; lanes > 0; lanes /= 2)
         value = combine(value, __shfl_xor_sync(kAllLanes, value, lanes));
+    return value;
+}
+
+// Reduces over groups of kLanes adjacent lanes, the nearest lanes first.
+template <int kLanes, class V, class Combine> __device__ __forceinline__ V lanes_reduce(V value, Combine combine) {
+#pragma unroll
+    for (int lanes = 1; lanes < kLanes; lanes *= 2) value = combine(value, __shfl_xor_sync(kAllLanes, value, lanes));
     return value;
 }
 

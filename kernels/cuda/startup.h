@@ -17,5 +17,8 @@ struct StartupFacts {
 // Fails with Exit::os and instructions for the user if a requirement is not met.
 void check_startup(const StartupFacts& facts);
 
+// The PCI bus id of the current device.
+std::string current_bus_id();
+
 // Runs check_startup() for this process. device_info() and device_alloc() call it once.
 void require_usable_device();

@@ -21,12 +21,11 @@ template <class T, int kSize = kPackSize<T>> struct Pack {
 };
 
 // The type for an access of kWords words of 32 bits.
-template <int kWords> struct Access;
-template <> struct Access<1> { using Type = unsigned; };
-template <> struct Access<2> { using Type = uint2; };
-template <> struct Access<4> { using Type = uint4; };
+template <int kWords>
+using AccessType = std::conditional_t<kWords == 1, unsigned, std::conditional_t<kWords == 2, uint2, uint4>>;
 
-template <int kWords> using AccessType = typename Access<kWords>::Type;
+// The elements of a pack one by one.
+template <class T, int kSize> struct Elements { T value[kSize]; };
 
 // Loads the first `available` elements at `from`; the others are 0. With kAligned, all of them must exist.
 template <bool kAligned, class T, int kSize = kPackSize<T>>
@@ -35,19 +34,11 @@ __device__ inline Pack<T, kSize> load_pack(const T* from, int available = kSize)
     if constexpr (kAligned) {
         return std::bit_cast<P>(*reinterpret_cast<const AccessType<P::kWords>*>(from));
     } else {
-        P pack{};
-        constexpr int kPerWord = 4 / int(sizeof(T));
+        Elements<T, kSize> elements{};
 #pragma unroll
-        for (int i = 0; i < kSize; i++) {
-            if (i >= available) break;
-            uint32_t bits;
-            if constexpr (sizeof(T) == 4)
-                bits = std::bit_cast<uint32_t>(from[i]);
-            else
-                bits = uint32_t(from[i].bits) << (i % kPerWord * 16);
-            pack.word[i / kPerWord] |= bits;
-        }
-        return pack;
+        for (int i = 0; i < kSize; i++)
+            if (i < available) elements.value[i] = from[i];
+        return std::bit_cast<P>(elements);
     }
 }
 
@@ -58,17 +49,25 @@ __device__ inline void store_pack(T* to, const Pack<T, kSize>& pack, int availab
     if constexpr (kAligned) {
         *reinterpret_cast<AccessType<P::kWords>*>(to) = std::bit_cast<AccessType<P::kWords>>(pack);
     } else {
-        constexpr int kPerWord = 4 / int(sizeof(T));
+        const auto elements = std::bit_cast<Elements<T, kSize>>(pack);
 #pragma unroll
-        for (int i = 0; i < kSize; i++) {
-            if (i >= available) break;
-            const uint32_t word = pack.word[i / kPerWord];
-            if constexpr (sizeof(T) == 4)
-                to[i] = std::bit_cast<T>(word);
-            else
-                to[i] = T{uint16_t(word >> (i % kPerWord * 16))};
-        }
+        for (int i = 0; i < kSize; i++)
+            if (i < available) to[i] = elements.value[i];
     }
+}
+
+// The same for a pack that may reach beyond the end of an array: with kAligned, one access if all its elements exist.
+template <bool kAligned, class T, int kSize = kPackSize<T>, class Count>
+__device__ inline Pack<T, kSize> load_some(const T* from, Count available) {
+    if (kAligned && available >= kSize) return load_pack<kAligned, T, kSize>(from);
+    return load_pack<false, T, kSize>(from, int(min(available, Count(kSize))));
+}
+template <bool kAligned, class T, int kSize, class Count>
+__device__ inline void store_some(T* to, const Pack<T, kSize>& pack, Count available) {
+    if (kAligned && available >= kSize)
+        store_pack<kAligned>(to, pack);
+    else
+        store_pack<false>(to, pack, int(min(available, Count(kSize))));
 }
 
 // The elements of a pack as floats.
@@ -84,37 +83,24 @@ template <class T, int kSize> __device__ inline void operator+=(Floats<T, kSize>
     for (int i = 0; i < kSize; i++) sum.value[i] += addend.value[i];
 }
 
-__device__ inline void unpack_word(uint32_t word, const float*, float* to) { to[0] = std::bit_cast<float>(word); }
-__device__ inline void unpack_word(uint32_t word, const bf16*, float* to) {
-    to[0] = std::bit_cast<float>(word << 16);
-    to[1] = std::bit_cast<float>(word & 0xffff0000u);
-}
-__device__ inline void unpack_word(uint32_t word, const fp16*, float* to) {
-    to[0] = to_float(fp16{uint16_t(word)});
-    to[1] = to_float(fp16{uint16_t(word >> 16)});
-}
-
-__device__ inline uint32_t pack_word(const float* from, const float*) { return std::bit_cast<uint32_t>(from[0]); }
-__device__ inline uint32_t pack_word(const float* from, const bf16*) { return ptx::to_bf16x2(from[0], from[1]); }
-__device__ inline uint32_t pack_word(const float* from, const fp16*) { return ptx::to_fp16x2(from[0], from[1]); }
-
 template <class T, int kSize> __device__ inline Floats<T, kSize> unpack(const Pack<T, kSize>& pack) {
-    constexpr int kPerWord = 4 / int(sizeof(T));
+    const auto elements = std::bit_cast<Elements<T, kSize>>(pack);
     Floats<T, kSize> floats;
 #pragma unroll
-    for (int w = 0; w < Pack<T, kSize>::kWords; w++)
-        unpack_word(pack.word[w], static_cast<const T*>(nullptr), floats.value + w * kPerWord);
+    for (int i = 0; i < kSize; i++) floats.value[i] = to_float(elements.value[i]);
     return floats;
 }
 
 // Rounds to T.
 template <class T, int kSize> __device__ inline Pack<T, kSize> pack_floats(const Floats<T, kSize>& floats) {
-    constexpr int kPerWord = 4 / int(sizeof(T));
-    Pack<T, kSize> pack;
+    if constexpr (sizeof(T) == sizeof(float)) {
+        return std::bit_cast<Pack<T, kSize>>(floats);
+    } else {
+        Pack<T, kSize> pack;
 #pragma unroll
-    for (int w = 0; w < Pack<T, kSize>::kWords; w++)
-        pack.word[w] = pack_word(floats.value + w * kPerWord, static_cast<const T*>(nullptr));
-    return pack;
+        for (int w = 0; w < kSize / 2; w++) pack.word[w] = ptx::pack<T>(floats.value[2 * w], floats.value[2 * w + 1]);
+        return pack;
+    }
 }
 
 // ---- for launchers --------------------------------------------------------------------------------------------------

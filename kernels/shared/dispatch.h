@@ -49,6 +49,14 @@ template <class Body> void dispatch(const char* op, ActivationFunction function,
     fail(Exit::internal, "%s without an activation function", op);
 }
 
+// Calls body.operator()<T, function>() for both.
+template <class Body>
+void dispatch(const char* op, std::initializer_list<ConstView> arrays, ActivationFunction activation, Body&& body) {
+    dispatch(op, arrays, [&]<class T>() {
+        dispatch(op, activation, [&]<ActivationFunction function>() { body.template operator()<T, function>(); });
+    });
+}
+
 // Checks that a GEMM has the array that its activation needs: forward's pre_activation for all but relu2, backward's
 // `kept` for all. Fails with Exit::internal and the op's name.
 inline void require_activation_array(const char* op, ActivationFunction function, bool is_needed, ConstView array) {

@@ -52,7 +52,7 @@ struct ProbeArgs {
 };
 
 struct Probe {
-    std::string wrapper;  // with template arguments and case: "ldmatrix<4,true>"
+    std::string wrapper;  // with template arguments and case: "ldmatrix_x4<true>"
     void (*kernel)(ProbeArgs);
     int words;  // of output
     int threads = 32, blocks = 1;

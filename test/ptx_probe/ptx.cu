@@ -48,13 +48,13 @@ struct Rows {
 };
 
 // Rows in a permuted order, to check that the addresses are used.
-template <int kMatrices, bool kTranspose> __global__ void ldmatrix_kernel(ProbeArgs op) {
+template <bool kTranspose> __global__ void ldmatrix_kernel(ProbeArgs op) {
     Rows& s = shared_memory<Rows>();
     for (int i = 0; i < 4; i++) s.words[threadIdx.x][i] = op.in[4 * threadIdx.x + i];
     __syncthreads();
-    uint32_t r[kMatrices];
-    ptx::ldmatrix<kMatrices, kTranspose>(r, ptx::shared_address(&s.words[(threadIdx.x * 5 + 3) % 32]));
-    for (int i = 0; i < kMatrices; i++) op.out[kMatrices * threadIdx.x + i] = r[i];
+    uint32_t r[4];
+    ptx::ldmatrix_x4<kTranspose>(r, ptx::shared_address(&s.words[(threadIdx.x * 5 + 3) % 32]));
+    for (int i = 0; i < 4; i++) op.out[4 * threadIdx.x + i] = r[i];
 }
 
 // Whole pieces, then pieces that are used partly or not at all.
@@ -181,12 +181,8 @@ std::vector<ProbeGroup> ptx_probes() {
              {"shared_address", shared_address_kernel, 64, 32, 1, 256},
              {"mma_m16n8k16<bf16>", mma_kernel<bf16>, 384, 32, 1, 0, noise_words(320, 2)},
              {"mma_m16n8k16<fp16>", mma_kernel<fp16>, 384, 32, 1, 0, noise_words(320, 3)},
-             {"ldmatrix<1,false>", ldmatrix_kernel<1, false>, 32, 32, 1, sizeof(Rows), rows},
-             {"ldmatrix<2,false>", ldmatrix_kernel<2, false>, 64, 32, 1, sizeof(Rows), rows},
-             {"ldmatrix<4,false>", ldmatrix_kernel<4, false>, 128, 32, 1, sizeof(Rows), rows},
-             {"ldmatrix<1,true>", ldmatrix_kernel<1, true>, 32, 32, 1, sizeof(Rows), rows},
-             {"ldmatrix<2,true>", ldmatrix_kernel<2, true>, 64, 32, 1, sizeof(Rows), rows},
-             {"ldmatrix<4,true>", ldmatrix_kernel<4, true>, 128, 32, 1, sizeof(Rows), rows},
+             {"ldmatrix_x4<false>", ldmatrix_kernel<false>, 128, 32, 1, sizeof(Rows), rows},
+             {"ldmatrix_x4<true>", ldmatrix_kernel<true>, 128, 32, 1, sizeof(Rows), rows},
          }},
         {"copies",
          {

@@ -75,20 +75,16 @@ inline char* matrix_row(uint32_t address, const char* what) {
     return simt::shared_pointer(address);
 }
 
-template <int kMatrices, bool kTranspose = false> void ldmatrix(uint32_t* r, uint32_t address) {
-    static_assert(kMatrices == 1 || kMatrices == 2 || kMatrices == 4);
+template <bool kTranspose = false> void ldmatrix_x4(uint32_t* r, uint32_t address) {
     MatrixLane mine{{}, r};
-    if (simt::lane() < 8 * kMatrices) {
-        const char* row = matrix_row(address, "ldmatrix");
-        simt::saw_read(row, sizeof mine.row);
-        simt::Quiet quiet;
-        std::memcpy(&mine.row, row, sizeof mine.row);
-    }
+    const char* row = matrix_row(address, "ldmatrix");
+    simt::saw_read(row, sizeof mine.row);
     simt::Quiet quiet;
+    std::memcpy(&mine.row, row, sizeof mine.row);
     simt::meet(
         ~0u, reinterpret_cast<uint64_t>(&mine),
         [](simt::Meeting& meeting) {
-            each_element<kMatrices, kTranspose>(meeting, [](uint32_t& pair, int half, uint16_t element) {
+            each_element<4, kTranspose>(meeting, [](uint32_t& pair, int half, uint16_t element) {
                 pair = half ? (pair & 0xffffu) | uint32_t(element) << 16 : element;
             });
         },
@@ -121,12 +117,8 @@ template <int kMatrices, bool kTranspose = false> void stmatrix(uint32_t address
 // Compiled once, in tensor_cores.cpp: a sanitizer would make them ten times slower without finding anything.
 extern template void mma_m16n8k16<bf16>(float*, const uint32_t*, const uint32_t*, const float*);
 extern template void mma_m16n8k16<fp16>(float*, const uint32_t*, const uint32_t*, const float*);
-extern template void ldmatrix<1, false>(uint32_t*, uint32_t);
-extern template void ldmatrix<1, true>(uint32_t*, uint32_t);
-extern template void ldmatrix<2, false>(uint32_t*, uint32_t);
-extern template void ldmatrix<2, true>(uint32_t*, uint32_t);
-extern template void ldmatrix<4, false>(uint32_t*, uint32_t);
-extern template void ldmatrix<4, true>(uint32_t*, uint32_t);
+extern template void ldmatrix_x4<false>(uint32_t*, uint32_t);
+extern template void ldmatrix_x4<true>(uint32_t*, uint32_t);
 
 // ---- cp.async: NaN now, the copy at the wait ----
 

@@ -259,7 +259,7 @@ void stmatrix_kernel(Planted op) {
     ptx::stmatrix<4, true>(at + (op.fault ? 8 : 0), r);
     __syncwarp();
     uint32_t back[4];
-    ptx::ldmatrix<4, true>(back, at);
+    ptx::ldmatrix_x4<true>(back, at);
     for (unsigned i = 0; i < 4; i++) op.out[threadIdx.x * 4 + i] = float(back[i]);
 }
 

@@ -25,13 +25,13 @@ template <class T> void product_kernel(Product op) {
     ptx::cp_async_commit();
     ptx::cp_async_wait<0>();
     __syncthreads();
-    uint32_t a[4], b[2];
+    uint32_t a[4], b[4];  // b: the lower half of the lanes loads its two registers, the upper half the same again
     float c[4];
-    ptx::ldmatrix<4>(a, ptx::shared_address(&s.a[lane % 16 * 16 + lane / 16 * 8]));
+    ptx::ldmatrix_x4(a, ptx::shared_address(&s.a[lane % 16 * 16 + lane / 16 * 8]));
     if (op.b_is_transposed)
-        ptx::ldmatrix<2>(b, ptx::shared_address(&s.b[lane % 8 * 16 + lane / 8 % 2 * 8]));
+        ptx::ldmatrix_x4(b, ptx::shared_address(&s.b[lane % 8 * 16 + lane / 8 % 2 * 8]));
     else
-        ptx::ldmatrix<2, true>(b, ptx::shared_address(&s.b[lane % 16 * 8]));
+        ptx::ldmatrix_x4<true>(b, ptx::shared_address(&s.b[lane % 16 * 8]));
     for (int i = 0; i < 4; i++) c[i] = op.c[(group + i / 2 * 8) * 8 + pair + i % 2];
     ptx::mma_m16n8k16<T>(c, a, b, c);
     for (int i = 0; i < 4; i++) op.out[(group + i / 2 * 8) * 8 + pair + i % 2] = c[i];
@@ -96,19 +96,19 @@ void misaligned_copy_kernel(Planted op) {
 
 void misaligned_row_kernel(Planted op) {
     auto& s = shared_memory<ProductShared<float>>();
-    uint32_t r[1];
+    uint32_t r[4];
     s.a[threadIdx.x] = 1;
     __syncwarp();
-    ptx::ldmatrix<1>(r, ptx::shared_address(&s.a[threadIdx.x % 8 * 4 + (op.fault ? 1 : 0)]));
+    ptx::ldmatrix_x4(r, ptx::shared_address(&s.a[threadIdx.x % 8 * 4 + (op.fault ? 1 : 0)]));
     op.out[threadIdx.x] = float(r[0] != 0);
 }
 
 void row_outside_kernel(Planted op) {
-    uint32_t r[1];
+    uint32_t r[4];
     auto& s = shared_memory<ProductShared<float>>();
     s.a[threadIdx.x] = 1;
     __syncwarp();
-    ptx::ldmatrix<1>(r, op.fault ? 0x40000u : ptx::shared_address(s.a));
+    ptx::ldmatrix_x4(r, op.fault ? 0x40000u : ptx::shared_address(s.a));
 }
 
 void mma_in_half_a_warp_kernel(Planted op) {

@@ -87,33 +87,22 @@ template <class S, int kHeadSize> using Sums = float[S::kM][kHeadSize / 8][4];
 template <class S, int kHeadSize, int kSpared>  // steps that are not in registers
 using Staying = StationaryRows<kHeadSize, S::kM, kHeadSize / 16 - kSpared>;
 
-// scores += rows first^T, dp += other_rows second^T for kPart rows of the two tiles.
-template <class T, int kHeadSize, class S, class Rows, class OtherRows>
-__device__ __forceinline__ void both_dot_products(Scores<S>& scores, const Rows& rows, const T* first, Scores<S>& dp,
-                                                  const OtherRows& other_rows, const T* second) {
+// scores += rows tile^T for kPart rows of the tile.
+template <int kHeadSize, class S, class Rows, class T>
+__device__ __forceinline__ void dot_products(Scores<S>& scores, const Rows& rows, const T* tile) {
 #pragma unroll
-    for (int k = 0; k < kHeadSize / 16; k++) add_dot_products<T>(scores, rows, ptx::shared_address(first), 0, k);
-#pragma unroll
-    for (int k = 0; k < kHeadSize / 16; k++) add_dot_products<T>(dp, other_rows, ptx::shared_address(second), 0, k);
+    for (int k = 0; k < kHeadSize / 16; k++) add_dot_products<T>(scores, rows, ptx::shared_address(tile), 0, k);
 }
 
-// Computes p from scores, and dscore (before scale) from dp. A masked score is -infinity and gives 0 for both.
-// scale_log2 converts a score to an exponent of 2.
-struct ToGradient {
-    __device__ void operator()(float& score, float& dp, const QueryStatistics& query, float scale_log2) const {
-        score = ptx::exp2_approx(fmaf(score, scale_log2, -query.lse_log2));
-        dp = score * (dp - query.dout_out);
-    }
-};
-
-// The same if a score is the tanh of a soft cap.
-struct ToCappedGradient {
-    __device__ void operator()(float& score, float& dp, const QueryStatistics& query, float scale_log2) const {
-        const float tanh = fmaxf(score, -1.0f);  // masked scores are -infinity
-        ToGradient()(score, dp, query, scale_log2);
-        dp *= fmaf(-tanh, tanh, 1.0f);
-    }
-};
+// Computes p from the score, and dscore (before scale) from dp. With kCapped, the score is the tanh of a soft cap. A
+// masked score is -infinity and gives 0 for both. scale_log2 converts a score to an exponent of 2.
+template <bool kCapped>
+__device__ __forceinline__ void to_gradient(float& score, float& dp, const QueryStatistics& query, float scale_log2) {
+    const float tanh = fmaxf(score, -1.0f);  // masked scores are -infinity
+    score = ptx::exp2_approx(fmaf(score, scale_log2, -query.lse_log2));
+    dp = score * (dp - query.dout_out);
+    if (kCapped) dp *= fmaf(-tanh, tanh, 1.0f);
+}
 
 // The dot product of 8 pairs of numbers.
 template <class T> __device__ __forceinline__ float dot_of_packs(const uint4& x, const uint4& y) {
@@ -144,8 +133,7 @@ __device__ __forceinline__ void query_statistics(QueryStatistics* shared, const 
                                                                   pack * kPackNumbers),
                                   *reinterpret_cast<const uint4*>(reinterpret_cast<const char*>(dout) +
                                                                   tile_offset<kHeadSize>(row, pack)));
-#pragma unroll
-        for (int distance = 1; distance < kLanes; distance *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, distance);
+        sum = lanes_reduce<kLanes>(sum, Sum());
         if (pack != 0) continue;
         const float lse = exists ? op.lse[at.lse(b, head, position)] : 0.0f;
         shared[row] = {lse * kLog2E, sum};
@@ -169,23 +157,11 @@ __global__ void __launch_bounds__(Shape<kHeadSize, kKind>::kThreads, Shape<kHead
     const T* values = qkv + at.value(b, kv_head, 0);
     const float softcap = softcap_of(op), scale_log2 = (kAny && softcap > 0 ? softcap : op.scale) * kLog2E;
 
-    if constexpr (kAny) {
-        const auto gather = [&](T* tile, const T* inp, auto place) {
-            gather_tile_async<kHeadSize, S::kRows, S::kThreads>(tile, inp, [&](int row) {
-                const int position = rows.position(row);
-                return position < at.seq_len ? int64_t(place(rows.head(row), position)) : -1;
-            });
-        };
-        gather(s.staying(0), qkv, [&](int head, int position) { return at.query(b, head, position); });
-        gather(s.staying(1), op.dout.template as<T>(),
-               [&](int head, int position) { return at.out(b, head, position); });
-    } else {
-        const int n_queries = at.seq_len - begin;
-        load_tile_async<kHeadSize, S::kRows, S::kThreads>(s.staying(0), qkv + at.query(b, kv_head, begin),
-                                                          at.qkv_step(), n_queries);
-        load_tile_async<kHeadSize, S::kRows, S::kThreads>(
-            s.staying(1), op.dout.template as<T>() + at.out(b, kv_head, begin), at.out_step(), n_queries);
-    }
+    const auto query_at = [&](int head, int position) { return at.query(b, head, position); };
+    const auto out_at = [&](int head, int position) { return at.out(b, head, position); };
+    load_queries_async<kHeadSize, S::kRows, S::kThreads>(s.staying(0), qkv, rows, at.seq_len, at.qkv_step(), query_at);
+    load_queries_async<kHeadSize, S::kRows, S::kThreads>(s.staying(1), op.dout.template as<T>(), rows, at.seq_len,
+                                                         at.out_step(), out_at);
     ptx::cp_async_commit();
     const VisibleKeys visible = visible_keys(op, b);
     const KeyTiles tiles = tiles_of_block<kAny>(rows, S::kRows, S::kOthers, visible, at.seq_len);
@@ -225,44 +201,28 @@ __global__ void __launch_bounds__(Shape<kHeadSize, kKind>::kThreads, Shape<kHead
             const T* key = s.passing(stage, 0) + part * kHeadSize;
             const T* value = s.passing(stage, 1) + part * kHeadSize;
             Scores<S> scores = {}, dscores = {};
-            both_dot_products<T, kHeadSize, S>(scores, query, key, dscores, dout, value);
+            dot_products<kHeadSize, S>(scores, query, key);
+            dot_products<kHeadSize, S>(dscores, dout, value);
             if (kAny && softcap > 0) cap_scores(scores, op.scale / softcap);
-            if (!warp.see_all(first, S::kPart)) {
-                if constexpr (kAny)
-                    mask_unseen(scores, rows, warp_row, first, visible, at.seq_len);
-                else
-                    for_each_element<S::kM, S::kPart / 8>([&](int m, int n, int i, int row, int column) {
-                        if (column > row + warp.distance(first)) scores[m][n][i] = kMasked;
-                    });
-            }
+            mask_scores(scores, warp, rows, warp_row, first, visible, at.seq_len);
             if (drops<kKind>(op))
                 for_each_decision<S::kM, S::kPart / 8>(
                     op.dropout, op.dropout.keys[b], rows, warp_row, first,
                     [&](int m, int n, int i, bool kept) { dscores[m][n][i] *= kept ? op.dropout.factor : 0.0f; });
-            const auto to_gradients = [&](auto gradient) {
+            const auto to_gradients = [&]<bool kCapped>() {
                 for_each_element<S::kM, S::kPart / 8>([&](int m, int n, int i, int, int) {
-                    gradient(scores[m][n][i], dscores[m][n][i], statistics[m][i / 2], scale_log2);
+                    to_gradient<kCapped>(scores[m][n][i], dscores[m][n][i], statistics[m][i / 2], scale_log2);
                 });
             };
             if (kAny && softcap > 0)
-                to_gradients(ToCappedGradient());
+                to_gradients.template operator()<true>();
             else
-                to_gradients(ToGradient());
+                to_gradients.template operator()<false>();
             add_weighted_rows<T, kHeadSize>(dquery, dscores, ptx::shared_address(key), 0);
         }
     }
-    const auto scale_of_row = [&](int, int) { return op.scale; };
-    if constexpr (kAny)
-        scatter_rows<T, kHeadSize>(
-            op.dqkv.template as<T>(), s.outgoing(), warp_row, dquery,
-            [&](int r) {
-                const int position = rows.position(warp_row + r);
-                return position < at.seq_len ? int64_t(at.query(b, rows.head(warp_row + r), position)) : -1;
-            },
-            scale_of_row);
-    else
-        store_rows<T, kHeadSize>(op.dqkv.template as<T>() + at.query(b, kv_head, begin + warp_row), at.qkv_step(),
-                                 at.seq_len - begin - warp_row, s.outgoing(), warp_row, dquery, scale_of_row);
+    store_queries<T, kHeadSize>(op.dqkv.template as<T>(), rows, at.seq_len, at.qkv_step(), query_at, s.outgoing(),
+                                warp_row, dquery, [&](int, int) { return op.scale; });
 }
 
 // The tiles of queries for a block of keys: for each head of the group in order, from the block's first key to the last
@@ -281,8 +241,8 @@ private:
 };
 
 template <class T, int kHeadSize, class S, class Op>
-__device__ __forceinline__ void load_queries_async(Shared<T, kHeadSize, S>& s, int stage, const Op& op, int b, int head,
-                                                   int begin) {
+__device__ __forceinline__ void load_query_tile_async(Shared<T, kHeadSize, S>& s, int stage, const Op& op, int b,
+                                                      int head, int begin) {
     constexpr int kOthers = S::kOthers, kThreads = S::kThreads;
     const AttentionLayout at(op);
     const int count = at.seq_len - begin;
@@ -329,7 +289,7 @@ __global__ void __launch_bounds__(Shape<kHeadSize, kKind>::kThreads, Shape<kHead
     const VisibleKeys visible = visible_keys(op, b);
     const int query_end = kAny ? visible.end_of_queries(min(begin + S::kRows, at.seq_len) - 1, at.seq_len) : at.seq_len;
     const QueryTiles<S::kOthers> tiles(at, kv_head, begin, query_end);
-    load_queries_async(s, 0, op, b, tiles.head(0), begin);
+    load_query_tile_async(s, 0, op, b, tiles.head(0), begin);
     ptx::cp_async_wait<1>();
     __syncthreads();  // wait for key and value
     // With 128 registers of sums, heads of 64 have no registers for the last step of the keys, and with philox() for
@@ -351,7 +311,7 @@ __global__ void __launch_bounds__(Shape<kHeadSize, kKind>::kThreads, Shape<kHead
         ptx::cp_async_wait<0>();
         __syncthreads();  // wait for the tile, and until all warps have read the other stage and the stationary rows
         if (tile + 1 < n_tiles)
-            load_queries_async(s, (tile + 1) % 2, op, b, tiles.head(tile + 1), tiles.begin(tile + 1));
+            load_query_tile_async(s, (tile + 1) % 2, op, b, tiles.head(tile + 1), tiles.begin(tile + 1));
         const int first_distance = tiles.begin(tile) - (begin + warp_row);
         const TileFirstKeys first{s.first_key[tile % 2], visible.first_key != nullptr, visible.window,
                                   tiles.begin(tile)};
@@ -372,13 +332,8 @@ __global__ void __launch_bounds__(Shape<kHeadSize, kKind>::kThreads, Shape<kHead
                 return dropped >> (8 * m + 4 * n + i) & 1;
             };
             Scores<S> scores = {}, dscores = {};
-#pragma unroll
-            for (int k = 0; k < kHeadSize / 16; k++) add_dot_products<T>(scores, key, ptx::shared_address(query), 0, k);
-            if constexpr (kOfKeys) {
-#pragma unroll
-                for (int k = 0; k < kHeadSize / 16; k++)
-                    add_dot_products<T>(dscores, value, ptx::shared_address(dout), 0, k);
-            }
+            dot_products<kHeadSize, S>(scores, key, query);
+            if constexpr (kOfKeys) dot_products<kHeadSize, S>(dscores, value, dout);
             if (kAny && softcap > 0) cap_scores(scores, op.scale / softcap);
             if constexpr (kAny) {
                 if (distance < S::kWarpRows - 1 || first(part + S::kPart - 1) > begin + warp_row)
@@ -392,7 +347,7 @@ __global__ void __launch_bounds__(Shape<kHeadSize, kKind>::kThreads, Shape<kHead
                 for_each_element<S::kM, S::kPart / 8>([&](int m, int n, int i, int, int) {
                     dscores[m][n][i] *= is_dropped(m, n, i) ? 0.0f : op.dropout.factor;
                 });
-            const auto to_gradients = [&](auto gradient) {
+            const auto to_gradients = [&]<bool kCapped>() {
 #pragma unroll
                 for (int n = 0; n < S::kPart / 8; n++)
 #pragma unroll
@@ -402,13 +357,13 @@ __global__ void __launch_bounds__(Shape<kHeadSize, kKind>::kThreads, Shape<kHead
                         for (int m = 0; m < S::kM; m++)
 #pragma unroll
                             for (int i = odd; i < 4; i += 2)
-                                gradient(scores[m][n][i], dscores[m][n][i], statistics, scale_log2);
+                                to_gradient<kCapped>(scores[m][n][i], dscores[m][n][i], statistics, scale_log2);
                     }
             };
             if (kAny && softcap > 0)
-                to_gradients(ToCappedGradient());
+                to_gradients.template operator()<true>();
             else
-                to_gradients(ToGradient());
+                to_gradients.template operator()<false>();
             if (kOfValues && drops<kKind>(op))
                 for_each_element<S::kM, S::kPart / 8>([&](int m, int n, int i, int, int) {
                     if (is_dropped(m, n, i)) scores[m][n][i] = 0;

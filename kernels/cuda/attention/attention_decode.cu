@@ -8,10 +8,7 @@
 // query head, so the op is memory-bound. Numerics: all arithmetic is float; the order of sums depends only on the
 // position. The block of a group's first head writes the row's key and value to the cache; all blocks read them from
 // qkv, so that no block waits for another.
-#include <limits>
-
-#include "kernels/cuda/reduce.cuh"
-#include "kernels/ops.h"
+#include "kernels/cuda/attention/attention_layout.cuh"
 #include "kernels/shared/dispatch.h"
 
 namespace ops {
@@ -126,12 +123,7 @@ void attention_decode(const AttentionDecode& op, Stream stream) {
                     sizeof(DecodeShared<kMaxHeadSize>)},
                    stream, op);
         };
-        if (op.head_size <= 64)
-            start.template operator()<64>();
-        else if (op.head_size <= 128)
-            start.template operator()<128>();
-        else
-            start.template operator()<256>();
+        for_head_size(op.head_size, start);
     });
 }
 

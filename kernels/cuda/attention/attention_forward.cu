@@ -53,23 +53,6 @@ template <int kM> struct OnlineSoftmax {
     }
 };
 
-__device__ __forceinline__ float max_over_row(float x) {
-    x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
-    return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
-}
-
-__device__ __forceinline__ float sum_over_row(float x) {
-    x += __shfl_xor_sync(0xffffffffu, x, 1);
-    return x + __shfl_xor_sync(0xffffffffu, x, 2);
-}
-
-// Sets scores of keys after the query to -infinity; `distance` is the first query's position minus the first key's.
-template <int kM, int kN> __device__ __forceinline__ void mask_future(float (&scores)[kM][kN][4], int distance) {
-    for_each_element<kM, kN>([&](int m, int n, int i, int query, int key) {
-        if (key > query + distance) scores[m][n][i] = kMasked;
-    });
-}
-
 // Updates maxima and sums with a tile of scores, replaces the scores with exp(scale (score - max)), and rescales out to
 // the new maximum. Until a query has seen a key, its maximum is the finite initial value, so that masked scores give 0.
 template <int kHeadSize, int kKeys, int kM>
@@ -83,7 +66,7 @@ __device__ __forceinline__ void add_to_softmax(OnlineSoftmax<kM>& softmax, float
 #pragma unroll
             for (int n = 0; n < kKeys / 8; n++)
                 largest = fmaxf(largest, fmaxf(scores[m][n][2 * half], scores[m][n][2 * half + 1]));
-            largest = max_over_row(largest);
+            largest = lanes_reduce<4>(largest, Max());
             const float rescale = ptx::exp2_approx((softmax.max[m][half] - largest) * scale_log2);
             const float shift = largest * scale_log2;
             float sum = softmax.sum[m][half] * rescale;
@@ -120,14 +103,8 @@ __global__ void __launch_bounds__(Shape<kHeadSize, kKind>::kThreads, Shape<kHead
     const bool has_cap = kAny && op.softcap > 0, drops = kAny ? bool(op.dropout) : kKind == AttentionKind::dropout;
     const float scale = has_cap ? op.softcap : op.scale, scale_log2 = scale * kLog2E;
 
-    if constexpr (kAny)
-        gather_tile_async<kHeadSize, S::kQueries, S::kThreads>(s.query[0], qkv, [&](int row) {
-            const int position = rows.position(row);
-            return position < at.seq_len ? int64_t(at.query(b, rows.head(row), position)) : -1;
-        });
-    else
-        load_tile_async<kHeadSize, S::kQueries, S::kThreads>(s.query[0], qkv + at.query(b, kv_head, begin),
-                                                             at.qkv_step(), at.seq_len - begin);
+    const auto query_at = [&](int head, int position) { return at.query(b, head, position); };
+    load_queries_async<kHeadSize, S::kQueries, S::kThreads>(s.query[0], qkv, rows, at.seq_len, at.qkv_step(), query_at);
     ptx::cp_async_commit();
     if (kAny && op.dropout && threadIdx.x == 0) s.sample_key = op.dropout.keys[b];
     auto load_keys = [&](int tile) {
@@ -156,12 +133,7 @@ __global__ void __launch_bounds__(Shape<kHeadSize, kKind>::kThreads, Shape<kHead
         for (int k = 0; k < kHeadSize / 16; k++)
             add_dot_products<T>(scores, queries, ptx::shared_address(s.key[tile % 2]), 0, k);
         if (has_cap) cap_scores(scores, op.scale / op.softcap);
-        if (!warp.see_all(tile * kKeys, kKeys)) {
-            if constexpr (kAny)
-                mask_unseen(scores, rows, warp_row, tile * kKeys, visible, at.seq_len);
-            else
-                mask_future(scores, warp.distance(tile * kKeys));
-        }
+        mask_scores(scores, warp, rows, warp_row, tile * kKeys, visible, at.seq_len);
         add_to_softmax<kHeadSize, kKeys>(softmax, out, scores, scale_log2);
         if (drops)
             for_each_decision<kM, kKeys / 8>(op.dropout, kAny ? s.sample_key : op.dropout.keys[b], rows, warp_row,
@@ -176,23 +148,15 @@ __global__ void __launch_bounds__(Shape<kHeadSize, kKind>::kThreads, Shape<kHead
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             const int row = warp_row + 16 * m + 8 * half + lane / 4, position = rows.position(row);
-            softmax.sum[m][half] = sum_over_row(softmax.sum[m][half]);
+            softmax.sum[m][half] = lanes_reduce<4>(softmax.sum[m][half], Sum());
             if (lane % 4 == 0 && position < at.seq_len)
                 op.lse[at.lse(b, rows.head(row), position)] = softmax.max[m][half] * scale + logf(softmax.sum[m][half]);
         }
     const float factor = drops ? op.dropout.factor : 1.0f;
     const auto factor_of_row = [&](int m, int half) { return factor / softmax.sum[m][half]; };
-    if constexpr (kAny)
-        scatter_rows<T, kHeadSize>(
-            op.out.as<T>(), s.query[0], warp_row, out,
-            [&](int r) {
-                const int position = rows.position(warp_row + r);
-                return position < at.seq_len ? int64_t(at.out(b, rows.head(warp_row + r), position)) : -1;
-            },
-            factor_of_row);
-    else
-        store_rows<T, kHeadSize>(op.out.as<T>() + at.out(b, kv_head, begin + warp_row), at.out_step(),
-                                 at.seq_len - begin - warp_row, s.query[0], warp_row, out, factor_of_row);
+    const auto out_at = [&](int head, int position) { return at.out(b, head, position); };
+    store_queries<T, kHeadSize>(op.out.as<T>(), rows, at.seq_len, at.out_step(), out_at, s.query[0], warp_row, out,
+                                factor_of_row);
 }
 
 template <class T, int kHeadSize, AttentionKind kKind> void launch_forward(const AttentionForward& op, Stream stream) {

@@ -67,16 +67,6 @@ template <int kMaxHeadSize> struct GeneralTile {
     }
 };
 
-__device__ inline float sum_over_row_lanes(float x) {
-    for (int distance = 1; distance < kRowLanes; distance *= 2) x += __shfl_xor_sync(0xffffffffu, x, distance);
-    return x;
-}
-
-__device__ inline float max_over_row_lanes(float x) {
-    for (int distance = 1; distance < kRowLanes; distance *= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, distance));
-    return x;
-}
-
 // out[column] = sums[column] * factor for the thread's columns of its row.
 template <int kColumns, class T>
 __device__ void store_row(T* out, const float (&sums)[kColumns], float factor, int head_size) {
@@ -107,17 +97,6 @@ __device__ inline CappedScore capped_score(float score, float softcap) {
 // The key tiles that a block of queries sees.
 template <int kTile, class Rows> __device__ int first_tile_begin(const Rows& rows, const VisibleKeys& visible) {
     return visible.first(rows.position(0)) / kTile * kTile;
-}
-
-// Calls start.template operator()<kMaxHeadSize>() with the smallest size that holds head_size.
-template <class Start> void for_head_size(int head_size, Start start) {
-    require(head_size <= 256, "attention: head_size is %d, but must be at most 256", head_size);
-    if (head_size <= 64)
-        start.template operator()<64>();
-    else if (head_size <= 128)
-        start.template operator()<128>();
-    else
-        start.template operator()<256>();
 }
 
 }  // namespace ops

@@ -57,7 +57,7 @@ __global__ void __launch_bounds__(GeneralTile<kMaxHeadSize>::kThreads, 2)
         for (int column = lane; column < at.head_size; column += kRowLanes)
             query.dout_out += s.dout[row][column] * to_float(out[column]);
     }
-    query.dout_out = sum_over_row_lanes(query.dout_out);
+    query.dout_out = lanes_reduce<kRowLanes>(query.dout_out, Sum());
     if (exists && lane == 0) static_cast<QueryStatistics*>(op.scratch)[at.lse(b, head, position)] = query;
 
     float dquery[Tile::kColumns] = {};

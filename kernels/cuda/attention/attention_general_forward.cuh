@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(GeneralTile<kMaxHeadSize>::kThreads, 2)
             scores[i] = seen ? score : -std::numeric_limits<float>::infinity();
             largest = fmaxf(largest, scores[i]);
         }
-        largest = max_over_row_lanes(largest);
+        largest = lanes_reduce<kRowLanes>(largest, Max());
         const float rescale = expf(before - largest);
         sum *= rescale;
 #pragma unroll
@@ -66,7 +66,7 @@ __global__ void __launch_bounds__(GeneralTile<kMaxHeadSize>::kThreads, 2)
         for (int i = 0; i < Tile::kColumns; i++) out[i] *= rescale;
         Tile::add_weighted_rows(out, s.p, s.value, at.head_size);
     }
-    sum = sum_over_row_lanes(sum);
+    sum = lanes_reduce<kRowLanes>(sum, Sum());
     if (!exists) return;
     store_row(op.out.as<T>() + at.out(b, head, position), out, 1.0f / sum, at.head_size);
     if (lane == 0) op.lse[at.lse(b, head, position)] = largest + logf(sum);

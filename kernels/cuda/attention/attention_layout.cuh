@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "kernels/base/check.h"
+#include "kernels/cuda/reduce.cuh"
 #include "kernels/cuda/vector.cuh"
 #include "kernels/shared/attention_layout.h"
 
@@ -15,8 +16,6 @@ struct alignas(8) QueryStatistics {
     float lse_log2;
     float dout_out;  // dout . out
 };
-
-inline constexpr float kLog2E = 1.44269504f;
 
 // A thread block processes rows [begin, begin + block_rows) of one key-value head: its keys, or the queries of its
 // group. Blocks of a head are adjacent in the grid, so that its keys and values stay in the L2 cache. The grid is
@@ -82,6 +81,18 @@ template <class Op, class Start> bool for_attention_kernel(const Op& op, Start s
     if (op.head_size == 128) return start_best.template operator()<128>();
     if (op.head_size == 256) return start_any.template operator()<256>();
     return false;
+}
+
+// Calls start.template operator()<kMaxHeadSize>() with the smallest size that holds head_size, for kernels without
+// tensor cores.
+template <class Start> void for_head_size(int head_size, Start start) {
+    require(head_size <= 256, "attention: head_size is %d, but must be at most 256", head_size);
+    if (head_size <= 64)
+        start.template operator()<64>();
+    else if (head_size <= 128)
+        start.template operator()<128>();
+    else
+        start.template operator()<256>();
 }
 
 template <class Op> void require_attention_sizes(const Op& op) {

@@ -67,6 +67,21 @@ __device__ __forceinline__ void mask_unseen(float (&scores)[kM][kN][4], const Ro
         }
 }
 
+// Masks scores (16 kM queries of the warp, keys [key, key + 8 kN)) of keys that the query does not see. The queries are
+// rows of the block, starting at `row`.
+template <bool kMasks, int kM, int kN, int kCount, class Rows>
+__device__ __forceinline__ void mask_scores(float (&scores)[kM][kN][4], const WarpKeys<kMasks, kCount, Rows>& warp,
+                                            const Rows& rows, int row, int key, const VisibleKeys& visible,
+                                            int seq_len) {
+    if (warp.see_all(key, 8 * kN)) return;
+    if constexpr (kMasks)
+        mask_unseen(scores, rows, row, key, visible, seq_len);
+    else
+        for_each_element<kM, kN>([&](int m, int n, int i, int query, int column) {
+            if (column > query + warp.distance(key)) scores[m][n][i] = kMasked;
+        });
+}
+
 // The first key that a query of a tile in shared memory sees.
 struct TileFirstKeys {
     const int* of_documents;  // of the tile's queries

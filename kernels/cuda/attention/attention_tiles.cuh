@@ -65,6 +65,20 @@ __device__ __forceinline__ void gather_tile_async(T* tile, const T* inp, Place p
     });
 }
 
+// The same for the rows of a block of queries; place(head, position) is a query's place, `step` that of two positions.
+template <int kHeadSize, int kRows, int kThreads, class T, int kRun, bool kGrouped, class Place>
+__device__ __forceinline__ void load_queries_async(T* tile, const T* inp, const QueryRows<kRun, kGrouped>& rows,
+                                                   int seq_len, size_t step, Place place) {
+    if constexpr (kGrouped)
+        gather_tile_async<kHeadSize, kRows, kThreads>(tile, inp, [&](int row) {
+            const int position = rows.position(row);
+            return position < seq_len ? int64_t(place(rows.head(row), position)) : -1;
+        });
+    else
+        load_tile_async<kHeadSize, kRows, kThreads>(tile, inp + place(rows.first_head, rows.begin), step,
+                                                    seq_len - rows.begin);
+}
+
 // Starts copying tile `tile` of a head's keys and values, kRows rows each; `keys` and `values` are its first rows.
 template <int kHeadSize, int kRows, int kThreads, class T>
 __device__ __forceinline__ void load_keys_async(T* key_tile, T* value_tile, int tile, const T* keys, const T* values,
@@ -91,7 +105,7 @@ __device__ __forceinline__ uint32_t pack_address(uint32_t tile, int row, int lan
 // A fragment: tile rows [row, row + 16), columns [16 k, 16 k + 16).
 template <int kHeadSize> __device__ __forceinline__ void load_a(uint32_t (&a)[4], uint32_t tile, int row, int k) {
     const int lane = threadIdx.x % 32;
-    ptx::ldmatrix<4>(a, pack_address<kHeadSize>(tile, row, lane % 16, k, lane / 16));
+    ptx::ldmatrix_x4(a, pack_address<kHeadSize>(tile, row, lane % 16, k, lane / 16));
 }
 
 // Two B fragments for A tile^T: tile rows [row, row + 16) are columns of the result; sums are over tile columns
@@ -99,13 +113,13 @@ template <int kHeadSize> __device__ __forceinline__ void load_a(uint32_t (&a)[4]
 template <int kHeadSize>
 __device__ __forceinline__ void load_b_of_transposed(uint32_t (&b)[4], uint32_t tile, int row, int k) {
     const int lane = threadIdx.x % 32;
-    ptx::ldmatrix<4>(b, pack_address<kHeadSize>(tile, row, lane / 16 * 8 + lane % 8, k, lane / 8 % 2));
+    ptx::ldmatrix_x4(b, pack_address<kHeadSize>(tile, row, lane / 16 * 8 + lane % 8, k, lane / 8 % 2));
 }
 
 // Two B fragments for A tile: sums are over tile rows [row, row + 16); columns [16 n, 16 n + 16) of the result.
 template <int kHeadSize> __device__ __forceinline__ void load_b(uint32_t (&b)[4], uint32_t tile, int row, int n) {
     const int lane = threadIdx.x % 32;
-    ptx::ldmatrix<4, true>(b, pack_address<kHeadSize>(tile, row, lane % 16, n, lane / 16));
+    ptx::ldmatrix_x4<true>(b, pack_address<kHeadSize>(tile, row, lane % 16, n, lane / 16));
 }
 
 // The rows of a warp that are the A operand of every MMA: (16 kM, kHeadSize). The fragments of the first kHeld steps of
@@ -271,6 +285,22 @@ __device__ __forceinline__ void store_rows(T* out, size_t step, int count, T* ti
                                            const float (&acc)[kM][kHeadSize / 8][4], Factor factor) {
     const auto place = [&](int r) { return r < count ? int64_t(r * step) : -1; };
     scatter_rows<T, kHeadSize>(out, tile, row, acc, place, factor);
+}
+
+// The same for rows of a block of queries; place(head, position) is a query's place, `step` that of two positions.
+template <class T, int kHeadSize, int kM, int kRun, bool kGrouped, class Place, class Factor>
+__device__ __forceinline__ void store_queries(T* out, const QueryRows<kRun, kGrouped>& rows, int seq_len, size_t step,
+                                              Place place, T* tile, int row, const float (&acc)[kM][kHeadSize / 8][4],
+                                              Factor factor) {
+    const auto place_of_row = [&](int r) {
+        const int position = rows.position(row + r);
+        return position < seq_len ? int64_t(place(rows.head(row + r), position)) : -1;
+    };
+    const int begin = rows.begin + row;
+    if constexpr (kGrouped)
+        scatter_rows<T, kHeadSize>(out, tile, row, acc, place_of_row, factor);
+    else
+        store_rows<T, kHeadSize>(out + place(rows.first_head, begin), step, seq_len - begin, tile, row, acc, factor);
 }
 
 }  // namespace ops

@@ -47,28 +47,24 @@ template <class Finish> void multiply_and_finish(Product product, Stream stream,
     }
 }
 
-// Calls finish({out, sums, bias, ...}, stream), add_bias or a similar function, on all sums.
-void multiply_and_add_bias(void (*finish)(const AddBias&, Stream), const Product& product, Stream stream) {
+// Calls add_bias on all sums.
+void multiply_and_add_bias(const Product& product, bool relu2, Stream stream) {
     const View out(product.d, product.out);
     const ConstView bias(product.bias, product.out);
     multiply_and_finish(product, stream, [&](const float* sums, size_t first, size_t columns) {
-        finish({.out = out.from(first * size_t(product.m)),
-                .sums = sums,
-                .bias = bias,
-                .rows = columns,
-                .cols = product.m},
-               stream);
+        add_bias({.out = out.from(first * size_t(product.m)),
+                  .sums = sums,
+                  .bias = bias,
+                  .rows = columns,
+                  .cols = product.m,
+                  .relu2 = relu2},
+                 stream);
     });
 }
 
 // out = inp weight^T + bias.
 void multiply_add_bias(const Product& product, Stream stream) {
-    if (!multiply(product, stream)) multiply_and_add_bias(add_bias, product, stream);
-}
-
-// out = relu2(inp weight^T + bias).
-void multiply_add_bias_relu2(const Product& product, Stream stream) {
-    multiply_and_add_bias(add_bias_relu2, product, stream);
+    if (!multiply(product, stream)) multiply_and_add_bias(product, false, stream);
 }
 
 }  // namespace
@@ -80,7 +76,7 @@ void matmul_forward(const MatmulForward& op, Stream stream) {
     const bool keeps_sum = op.activation != ActivationFunction::none && op.activation != ActivationFunction::relu2;
     require_activation_array("matmul_forward", op.activation, keeps_sum, op.pre_activation);
     storage_type("matmul_forward", {op.out, op.pre_activation, op.inp, op.weight, op.bias});
-    if (op.activation == ActivationFunction::relu2) return multiply_add_bias_relu2(product_of(op), stream);
+    if (op.activation == ActivationFunction::relu2) return multiply_and_add_bias(product_of(op), true, stream);
     multiply_add_bias(product_of(op), stream);
     if (op.activation == ActivationFunction::none) return;
     activation_forward(

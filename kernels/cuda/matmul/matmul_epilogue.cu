@@ -1,8 +1,6 @@
 // Kernels around the library's GEMMs.
 //
-// add_bias: one thread per element, with grid strides; reads 4 bytes and moves sizeof(T) bytes per element. It runs
-// only if the library has no epilogue, so it is not optimized.
-// add_bias_relu2, times_activation_gradient: 4 elements per thread, with grid strides. Reads 4 bytes and moves 1 or 2
+// add_bias, times_activation_gradient: 4 elements per thread, with grid strides. Reads 4 bytes and moves 1 or 2
 // sizeof(T) bytes per element; the GEMM has left the sums in the L2 cache.
 // column_sums: a block sums 256 rows of 32 lanes' columns (16 bytes per lane if rows are aligned), a warp every eighth
 // row; its row of sums goes to `out`. With more than 256 rows, the matrix of sums is summed the same way until one row
@@ -26,21 +24,10 @@ dim3 strided_blocks(size_t count) { return dim3(unsigned(std::min(kMostBlocks, (
 __device__ inline size_t first_element() { return size_t(blockIdx.x) * blockDim.x + threadIdx.x; }
 __device__ inline size_t element_stride() { return size_t(gridDim.x) * blockDim.x; }
 
-// In these three kernels the sums are not __restrict__, because they may alias the output.
-template <class T> __global__ void __launch_bounds__(kThreads) add_bias_kernel(AddBias op) {
-    T* out = op.out.as<T>();
-    const float* sums = op.sums;
-    const T* __restrict__ bias = op.bias.as<T>();
-    const size_t count = op.rows * size_t(op.cols);
-    for (size_t i = first_element(); i < count; i += element_stride()) {
-        const float addend = bias ? to_float(bias[i % size_t(op.cols)]) : 0.0f;
-        out[i] = from_float<T>(sums[i] + addend);
-    }
-}
-
 constexpr int kQuad = 4;  // elements per thread and iteration
 
-template <class T, bool kAligned> __global__ void __launch_bounds__(kThreads) add_bias_relu2_kernel(AddBias op) {
+// In these two kernels the sums are not __restrict__, because they may alias the output.
+template <class T, bool kRelu2, bool kAligned> __global__ void __launch_bounds__(kThreads) add_bias_kernel(AddBias op) {
     T* out = op.out.as<T>();
     const float* sums = op.sums;
     const T* __restrict__ bias = op.bias.as<T>();
@@ -48,12 +35,11 @@ template <class T, bool kAligned> __global__ void __launch_bounds__(kThreads) ad
     for (size_t i = first_element() * kQuad; i < count; i += element_stride() * kQuad) {
         const int available = int(min(size_t(kQuad), count - i));
         Floats<T, kQuad> x = unpack(load_pack<kAligned, float, kQuad>(sums + i, available)).template as<T>();
-        if (bias) {
 #pragma unroll
-            for (int k = 0; k < kQuad; k++) x.value[k] += to_float(bias[(i + k) % size_t(op.cols)]);
+        for (int k = 0; k < kQuad; k++) {
+            x.value[k] += bias ? to_float(bias[(i + k) % size_t(op.cols)]) : 0.0f;
+            if (kRelu2) x.value[k] = activation<ActivationFunction::relu2>(x.value[k]);
         }
-#pragma unroll
-        for (float& value : x.value) value = activation<ActivationFunction::relu2>(value);
         store_pack<kAligned>(out + i, pack_floats(x), available);
     }
 }
@@ -125,52 +111,39 @@ template <class T, int kWidth> __global__ void __launch_bounds__(kThreads) group
 
 int groups_of(int rows) { return (rows + kGroupRows - 1) / kGroupRows; }
 
-template <class T, int kWidth> void launch_group_sums(const GroupSums<T>& op, Stream stream) {
-    constexpr int kBlockCols = kLanes * kWidth;
-    launch(group_sums_kernel<T, kWidth>,
-           {"column_sums", dim3(unsigned((op.cols + kBlockCols - 1) / kBlockCols), unsigned(groups_of(op.rows))),
-            kThreads, sizeof(GroupShared<kWidth>)},
-           stream, op);
-}
-
 template <class T> void group_sums(const GroupSums<T>& op, Stream stream) {
-    if (are_aligned(16, {op.values}) && op.cols % kPackSize<T> == 0)
-        launch_group_sums<T, kPackSize<T>>(op, stream);
-    else
-        launch_group_sums<T, 1>(op, stream);
+    const bool whole = are_aligned(16, {op.values}) && op.cols % kPackSize<T> == 0;
+    const int block_cols = kLanes * (whole ? kPackSize<T> : 1);
+    const dim3 blocks(unsigned((op.cols + block_cols - 1) / block_cols), unsigned(groups_of(op.rows)));
+    launch(whole ? group_sums_kernel<T, kPackSize<T>> : group_sums_kernel<T, 1>,
+           {"column_sums", blocks, kThreads, size_t(kWarps * block_cols) * sizeof(float)}, stream, op);
 }
 
 }  // namespace
-
-void add_bias(const AddBias& op, Stream stream) {
-    ops::dispatch("add_bias", {op.out, op.bias}, [&]<class T>() {
-        launch(add_bias_kernel<T>, {"add_bias", strided_blocks(op.rows * size_t(op.cols)), kThreads}, stream, op);
-    });
-}
 
 // Whether all accesses of a quad are vector accesses.
 template <class T> bool has_whole_quads(View out, const float* sums, ConstView other, size_t count) {
     return count % kQuad == 0 && are_aligned(kQuad * sizeof(T), {out, other}) && are_aligned(16, {sums});
 }
 
-void add_bias_relu2(const AddBias& op, Stream stream) {
-    ops::dispatch("add_bias_relu2", {op.out, op.bias}, [&]<class T>() {
+void add_bias(const AddBias& op, Stream stream) {
+    const char* name = op.relu2 ? "add_bias_relu2" : "add_bias";
+    ops::dispatch(name, {op.out, op.bias}, [&]<class T>() {
         const size_t count = op.rows * size_t(op.cols);
         const bool whole = has_whole_quads<T>(op.out, op.sums, nullptr, count);
-        launch(whole ? add_bias_relu2_kernel<T, true> : add_bias_relu2_kernel<T, false>,
-               {"add_bias_relu2", strided_blocks((count + kQuad - 1) / kQuad), kThreads}, stream, op);
+        auto kernel = op.relu2 ? (whole ? add_bias_kernel<T, true, true> : add_bias_kernel<T, true, false>)
+                               : (whole ? add_bias_kernel<T, false, true> : add_bias_kernel<T, false, false>);
+        launch(kernel, {name, strided_blocks((count + kQuad - 1) / kQuad), kThreads}, stream, op);
     });
 }
 
 void times_activation_gradient(const TimesGradient& op, Stream stream) {
     constexpr const char* kName = "times_activation_gradient";
-    ops::dispatch(kName, {op.out, op.kept}, [&]<class T>() {
-        ops::dispatch(kName, op.activation, [&]<ActivationFunction function>() {
-            const bool whole = has_whole_quads<T>(op.out, op.sums, op.kept, op.count);
-            launch(whole ? times_activation_gradient_kernel<T, function, true>
-                         : times_activation_gradient_kernel<T, function, false>,
-                   {kName, strided_blocks((op.count + kQuad - 1) / kQuad), kThreads}, stream, op);
-        });
+    ops::dispatch(kName, {op.out, op.kept}, op.activation, [&]<class T, ActivationFunction function>() {
+        const bool whole = has_whole_quads<T>(op.out, op.sums, op.kept, op.count);
+        launch(whole ? times_activation_gradient_kernel<T, function, true>
+                     : times_activation_gradient_kernel<T, function, false>,
+               {kName, strided_blocks((op.count + kQuad - 1) / kQuad), kThreads}, stream, op);
     });
 }
 

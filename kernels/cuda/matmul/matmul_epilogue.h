@@ -5,18 +5,16 @@
 #include "kernels/device.h"
 #include "kernels/tensor.h"
 
-// out = sums + bias, rounded to out's type. If out is float, it may be `sums`.
+// out = sums + bias, or relu2 of that, rounded to out's type. If out is float, it may be `sums`.
 struct AddBias {
     View out;           // (rows, cols)  =
     const float* sums;  // (rows, cols)
     ConstView bias;     // (cols), or null
     size_t rows;
     int cols;
+    bool relu2;
 };
 void add_bias(const AddBias& op, Stream stream);
-
-// out = relu2(sums + bias), rounded to out's type. If out is float, it may be `sums`.
-void add_bias_relu2(const AddBias& op, Stream stream);
 
 // out = sums f'(kept), rounded to out's type. If out is float, it may be `sums`.
 struct TimesGradient {

@@ -11,9 +11,21 @@ namespace {
 constexpr uintptr_t kMostAlignment = 16;
 constexpr int kProposals = 64;
 
-bool has_aux(Epilogue epilogue) { return epilogue == Epilogue::dgelu || epilogue == Epilogue::gelu; }
+struct EpilogueTraits {
+    const char* name;
+    cublasLtEpilogue_t library;
+    bool has_bias, has_aux;
+};
 
-bool has_bias(Epilogue epilogue) { return epilogue != Epilogue::none && epilogue != Epilogue::dgelu; }
+const EpilogueTraits& traits_of(Epilogue epilogue) {
+    static constexpr EpilogueTraits kTraits[] = {
+        {"plain", CUBLASLT_EPILOGUE_DEFAULT, false, false},  // in the order of Epilogue
+        {"bias", CUBLASLT_EPILOGUE_BIAS, true, false},
+        {"dgelu", CUBLASLT_EPILOGUE_DGELU, false, true},
+        {"gelu", CUBLASLT_EPILOGUE_GELU_AUX_BIAS, true, true},
+        {"bias_gradient", CUBLASLT_EPILOGUE_BGRADB, true, false}};
+    return kTraits[int(epilogue)];
+}
 
 int alignment_of(const void* pointer) {
     return pointer ? 1 << std::countr_zero(reinterpret_cast<uintptr_t>(pointer) | kMostAlignment) : 0;
@@ -27,17 +39,6 @@ cudaDataType_t library_type(Dtype dtype) {
         case Dtype::fp64: break;
     }
     fail(Exit::internal, "matmul does not support %s", name_of(dtype));
-}
-
-cublasLtEpilogue_t library_epilogue(Epilogue epilogue) {
-    switch (epilogue) {
-        case Epilogue::none: return CUBLASLT_EPILOGUE_DEFAULT;
-        case Epilogue::bias: return CUBLASLT_EPILOGUE_BIAS;
-        case Epilogue::dgelu: return CUBLASLT_EPILOGUE_DGELU;
-        case Epilogue::gelu: return CUBLASLT_EPILOGUE_GELU_AUX_BIAS;
-        case Epilogue::bias_gradient: return CUBLASLT_EPILOGUE_BGRADB;
-    }
-    return CUBLASLT_EPILOGUE_DEFAULT;
 }
 
 template <class Value> void set(cublasLtMatmulDesc_t operation, cublasLtMatmulDescAttributes_t attribute, Value value) {
@@ -90,16 +91,7 @@ bool is_deterministic(const cublasLtMatmulAlgo_t& algorithm) {
 
 }  // namespace
 
-const char* name_of(Epilogue epilogue) {
-    switch (epilogue) {
-        case Epilogue::none: return "plain";
-        case Epilogue::bias: return "bias";
-        case Epilogue::dgelu: return "dgelu";
-        case Epilogue::gelu: return "gelu";
-        case Epilogue::bias_gradient: return "bias_gradient";
-    }
-    return "?";
-}
+const char* name_of(Epilogue epilogue) { return traits_of(epilogue).name; }
 
 void check_cublas(cublasStatus_t status, const char* call) {
     if (status != CUBLAS_STATUS_SUCCESS) fail(Exit::os, "%s failed: %s", call, cublasLtGetStatusName(status));
@@ -119,8 +111,8 @@ ProductKey key_of(const Product& product, bool tf32) {
             .a_alignment = alignment_of(product.a),
             .b_alignment = alignment_of(product.b),
             .d_alignment = alignment_of(product.d),
-            .bias_alignment = has_bias(product.epilogue) ? alignment_of(product.bias) : 0,
-            .aux_alignment = has_aux(product.epilogue) ? alignment_of(product.aux) : 0};
+            .bias_alignment = traits_of(product.epilogue).has_bias ? alignment_of(product.bias) : 0,
+            .aux_alignment = traits_of(product.epilogue).has_aux ? alignment_of(product.aux) : 0};
 }
 
 std::string words_of(const ProductKey& key) {
@@ -133,7 +125,7 @@ std::string words_of(const ProductKey& key) {
 // aux's leading dimension must be a multiple of 8 (cublasLt.h). gelu' and the bias gradient fail or are wrong if k is 1
 // (nvmath-python rejects them), the bias gradient also if m is 1 (nvmath-python's tests omit it).
 bool library_lacks(const ProductKey& key) {
-    if (has_aux(key.epilogue) && key.m % 8 != 0) return true;
+    if (traits_of(key.epilogue).has_aux && key.m % 8 != 0) return true;
     if (key.epilogue == Epilogue::dgelu && key.k == 1) return true;
     return key.epilogue == Epilogue::bias_gradient && (key.k == 1 || key.m == 1);
 }
@@ -143,9 +135,9 @@ ProductDescription::ProductDescription(const ProductKey& key) : key_(key) {
     check_cublas(cublasLtMatmulDescCreate(&operation_, sums, CUDA_R_32F), "cublasLtMatmulDescCreate");
     set(operation_, CUBLASLT_MATMUL_DESC_TRANSA, key.transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N);
     set(operation_, CUBLASLT_MATMUL_DESC_TRANSB, key.transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N);
-    set(operation_, CUBLASLT_MATMUL_DESC_EPILOGUE, library_epilogue(key.epilogue));
-    if (has_bias(key.epilogue)) set(operation_, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, library_type(key.out));
-    if (has_aux(key.epilogue)) set(operation_, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, int64_t(key.m));
+    set(operation_, CUBLASLT_MATMUL_DESC_EPILOGUE, traits_of(key.epilogue).library);
+    if (traits_of(key.epilogue).has_bias) set(operation_, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, library_type(key.out));
+    if (traits_of(key.epilogue).has_aux) set(operation_, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, int64_t(key.m));
     a_ = layout(key.in, key.transpose_a ? key.k : key.m, key.transpose_a ? key.m : key.k);
     b_ = layout(key.in, key.transpose_b ? key.n : key.k, key.transpose_b ? key.k : key.n);
     d_ = layout(key.out, key.m, key.n);
@@ -157,8 +149,8 @@ ProductDescription::~ProductDescription() {
 }
 
 void ProductDescription::set_pointers(const Product& product) {
-    if (has_bias(key_.epilogue)) set(operation_, CUBLASLT_MATMUL_DESC_BIAS_POINTER, product.bias);
-    if (has_aux(key_.epilogue)) set(operation_, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, product.aux);
+    if (traits_of(key_.epilogue).has_bias) set(operation_, CUBLASLT_MATMUL_DESC_BIAS_POINTER, product.bias);
+    if (traits_of(key_.epilogue).has_aux) set(operation_, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, product.aux);
 }
 
 std::vector<ProductDescription::Proposal> ProductDescription::ask_heuristic(cublasLtHandle_t handle,

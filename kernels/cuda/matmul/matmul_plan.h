@@ -25,7 +25,7 @@ struct Product {
     void* bias = nullptr;
     void* aux = nullptr;  // (m, n), of d's type
     Dtype in, out;        // type of a and b; of d, bias and aux
-    bool transpose_a, transpose_b;
+    bool transpose_a = false, transpose_b = false;
     int m, n, k;
     Epilogue epilogue = Epilogue::none;
     bool accumulate = false;
