@@ -267,7 +267,7 @@ FAULTS = [
     (FILL, "add adds twice", "    sum += unpack(load_some<kAligned>(inp + i, op.count - i));\n",
      "    sum += unpack(load_some<kAligned>(inp + i, op.count - i));\n"
      "    sum += unpack(load_some<kAligned>(inp + i, op.count - i));\n"),
-    (FILL, "add writes whole packs at the end", "pack_floats(sum), op.count - i);", "pack_floats(sum), kSize);"),
+    (FILL, "whole packs are written at the end", "pack_floats(values), op.count - i);", "pack_floats(values), kSize);"),
     # ---- QK norm and RoPE
     (ROPE, "the rotation has the other sign",
      "sine = kBack ? -angles.sine[i] : angles.sine[i];", "sine = kBack ? angles.sine[i] : -angles.sine[i];"),

@@ -16,69 +16,58 @@ constexpr int kThreads = 256;
 constexpr int kSize = kPackSize<float>;  // elements per thread
 static_assert(kSize == 4, "a pack holds the four numbers of one call of philox()");
 
-__device__ size_t first_element() { return (size_t(blockIdx.x) * kThreads + threadIdx.x) * kSize; }
-
-template <bool kAligned> __global__ void __launch_bounds__(kThreads) normal_fill_kernel(NormalFill op) {
-    const size_t i = first_element();
-    if (i >= op.count) return;
+// The elements that each op stores at i.
+template <bool kAligned> __device__ Floats<float, kSize> values_at(const NormalFill& op, size_t i) {
     const uint64_t counter_high = (uint64_t(RandomPurpose::init) << 32) + op.subsequence;
     const NormalQuad quad = normal_quad(philox(op.seed, counter_high, (op.first + i) / 4));
     Floats<float, kSize> values;
 #pragma unroll
     for (int k = 0; k < kSize; k++) values.value[k] = float(op.deviation * quad.value[k]);
-    store_some<kAligned>(op.out + i, pack_floats(values), op.count - i);
+    return values;
 }
 
-template <bool kAligned> __global__ void __launch_bounds__(kThreads) fill_kernel(Fill op) {
-    const size_t i = first_element();
-    if (i >= op.count) return;
-    const Floats<float, kSize> values{{op.value, op.value, op.value, op.value}};
-    store_some<kAligned>(op.out + i, pack_floats(values), op.count - i);
+template <bool kAligned> __device__ Floats<float, kSize> values_at(const Fill& op, size_t) {
+    return {{op.value, op.value, op.value, op.value}};
 }
 
-template <bool kAligned> __global__ void __launch_bounds__(kThreads) add_kernel(Add op) {
+template <bool kAligned> __device__ Floats<float, kSize> values_at(const Add& op, size_t i) {
+    const float* out = op.out;
     const float* __restrict__ inp = op.inp;
-    const size_t i = first_element();
-    if (i >= op.count) return;
-    auto sum = unpack(load_some<kAligned>(static_cast<const float*>(op.out) + i, op.count - i));
+    auto sum = unpack(load_some<kAligned>(out + i, op.count - i));
     sum += unpack(load_some<kAligned>(inp + i, op.count - i));
-    store_some<kAligned>(op.out + i, pack_floats(sum), op.count - i);
+    return sum;
 }
 
-template <class T, bool kAligned> __global__ void __launch_bounds__(kThreads) cast_kernel(Cast op) {
-    T* __restrict__ out = op.out.as<T>();
+template <bool kAligned> __device__ Floats<float, kSize> values_at(const Cast& op, size_t i) {
     const float* __restrict__ inp = op.inp;
-    const size_t i = first_element();
-    if (i >= op.count) return;
-    const auto values = unpack(load_some<kAligned>(inp + i, op.count - i));
-    store_some<kAligned>(out + i, pack_floats(values.template as<T>()), op.count - i);
+    return unpack(load_some<kAligned>(inp + i, op.count - i));
 }
 
-template <class Op> void launch_flat(const char* name, void (*kernel)(Op), const Op& op, Stream stream) {
+template <class T, bool kAligned, class Op> __global__ void __launch_bounds__(kThreads) flat_kernel(Op op) {
+    const size_t i = (size_t(blockIdx.x) * kThreads + threadIdx.x) * kSize;
+    if (i >= op.count) return;
+    const auto values = values_at<kAligned>(op, i).template as<T>();
+    store_some<kAligned>(View(op.out).as<T>() + i, pack_floats(values), op.count - i);
+}
+
+template <class T, class Op>
+void launch_flat(const char* name, const Op& op, std::initializer_list<ConstView> inputs, Stream stream) {
     if (op.count == 0) return;
-    launch(kernel, {name, blocks_for(op.count, size_t(kThreads) * kSize), kThreads}, stream, op);
+    const bool aligned = are_aligned(16, inputs) && are_aligned(kSize * sizeof(T), {op.out});
+    launch(aligned ? flat_kernel<T, true, Op> : flat_kernel<T, false, Op>,
+           {name, blocks_for(op.count, size_t(kThreads) * kSize), kThreads}, stream, op);
 }
 
 }  // namespace
 
-void normal_fill(const NormalFill& op, Stream stream) {
-    launch_flat("normal_fill", are_aligned(16, {op.out}) ? normal_fill_kernel<true> : normal_fill_kernel<false>, op,
-                stream);
-}
+void normal_fill(const NormalFill& op, Stream stream) { launch_flat<float>("normal_fill", op, {}, stream); }
 
-void fill(const Fill& op, Stream stream) {
-    launch_flat("fill", are_aligned(16, {op.out}) ? fill_kernel<true> : fill_kernel<false>, op, stream);
-}
+void fill(const Fill& op, Stream stream) { launch_flat<float>("fill", op, {}, stream); }
 
-void add(const Add& op, Stream stream) {
-    launch_flat("add", are_aligned(16, {op.out, op.inp}) ? add_kernel<true> : add_kernel<false>, op, stream);
-}
+void add(const Add& op, Stream stream) { launch_flat<float>("add", op, {op.inp}, stream); }
 
 void cast(const Cast& op, Stream stream) {
-    dispatch("cast", {op.out}, [&]<class T>() {
-        const bool aligned = are_aligned(16, {op.inp}) && are_aligned(kSize * sizeof(T), {op.out});
-        launch_flat("cast", aligned ? cast_kernel<T, true> : cast_kernel<T, false>, op, stream);
-    });
+    dispatch("cast", {op.out}, [&]<class T>() { launch_flat<T>("cast", op, {op.inp}, stream); });
 }
 
 }  // namespace ops

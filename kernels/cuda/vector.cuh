@@ -84,10 +84,13 @@ template <class T, int kSize> __device__ inline void operator+=(Floats<T, kSize>
 }
 
 template <class T, int kSize> __device__ inline Floats<T, kSize> unpack(const Pack<T, kSize>& pack) {
-    const auto elements = std::bit_cast<Elements<T, kSize>>(pack);
     Floats<T, kSize> floats;
 #pragma unroll
-    for (int i = 0; i < kSize; i++) floats.value[i] = to_float(elements.value[i]);
+    for (int i = 0; i < kSize; i++)
+        if constexpr (sizeof(T) == sizeof(float))
+            floats.value[i] = std::bit_cast<float>(pack.word[i]);
+        else
+            floats.value[i] = to_float(T{uint16_t(pack.word[i / 2] >> (i % 2 * 16))});
     return floats;
 }
 

@@ -71,17 +71,6 @@ template <class T> struct GroupSums {
 // The width is a pack of T if rows are aligned, otherwise 1. The order of a column's sum is the same.
 template <int kWidth> struct GroupShared { float sums[kWarps][kLanes * kWidth]; };
 
-// Adds a lane's columns of one row.
-template <class T, int kWidth> __device__ inline void add_row(float (&sums)[kWidth], const T* __restrict__ row) {
-    if constexpr (kWidth == 1) {
-        sums[0] += to_float(*row);
-    } else {
-        const Floats<T, kWidth> floats = unpack(load_pack<true, T, kWidth>(row));
-#pragma unroll
-        for (int i = 0; i < kWidth; i++) sums[i] += floats.value[i];
-    }
-}
-
 template <class T, int kWidth> __global__ void __launch_bounds__(kThreads) group_sums_kernel(GroupSums<T> op) {
     GroupShared<kWidth>& shared = shared_memory<GroupShared<kWidth>>();
     const T* __restrict__ values = op.values;
@@ -90,14 +79,19 @@ template <class T, int kWidth> __global__ void __launch_bounds__(kThreads) group
     const int block_col = int(blockIdx.x) * kLanes * kWidth, col = block_col + lane * kWidth;
     const int first_row = int(blockIdx.y) * kGroupRows, end_row = min(op.rows, first_row + kGroupRows);
 
-    float sums[kWidth] = {};
+    Floats<T, kWidth> sums{};
     if (col < op.cols) {
 #pragma unroll 4
-        for (int row = first_row + warp; row < end_row; row += kWarps)
-            add_row<T, kWidth>(sums, values + size_t(row) * size_t(op.cols) + col);
+        for (int row = first_row + warp; row < end_row; row += kWarps) {
+            const T* from = values + size_t(row) * size_t(op.cols) + col;
+            if constexpr (kWidth == 1)
+                sums.value[0] += to_float(*from);
+            else
+                sums += unpack(load_pack<true, T, kWidth>(from));
+        }
     }
 #pragma unroll
-    for (int i = 0; i < kWidth; i++) shared.sums[warp][lane * kWidth + i] = sums[i];
+    for (int i = 0; i < kWidth; i++) shared.sums[warp][lane * kWidth + i] = sums.value[i];
     __syncthreads();  // wait for the sums of all warps
 
     for (int i = int(threadIdx.x); i < kLanes * kWidth && block_col + i < op.cols; i += kThreads) {
