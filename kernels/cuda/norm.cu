@@ -79,6 +79,13 @@ template <class T> __device__ float pack_squares(const Pack<T>& pack, float mean
     return squares;
 }
 
+// Loads a pack of a weight or bias at column `col`. If it is absent, all elements are `absent`.
+template <NormParts parts, bool kAligned, class T>
+__device__ Pack<T> load_parameter(const T* parameter, int col, int cols, float absent) {
+    if (!has<parts>(parameter)) return repeated<T>(absent);
+    return load_pack<kAligned>(parameter + col, cols - col);
+}
+
 template <class T>
 __device__ Pack<T> normalized(const Pack<T>& pack, const Pack<T>& weight, const Pack<T>& bias, float mean, float rstd) {
     auto x = unpack(pack), w = unpack(weight), b = unpack(bias);

@@ -195,11 +195,13 @@ __global__ void __launch_bounds__(kThreads, 2) norm_backward_kernel(NormBackward
     const int begin = int(blockIdx.x) * groups.rows_per_group;
     const int end = min(op.rows, begin + groups.rows_per_group);
 
-    Pack<T> weight[kPacks] = {};
+    Pack<T> weight[kPacks];
 #pragma unroll
-    for (int p = 0; p < kPacks; p++)
-        if (worker.column_of(p) < op.cols)
-            weight[p] = load_parameter<parts, kAligned>(weight_from, worker.column_of(p), op.cols, 1);
+    for (int p = 0; p < kPacks; p++) {
+        weight[p] = has<parts>(weight_from) ? Pack<T>{} : repeated<T>(1);
+        if (has<parts>(weight_from) && worker.column_of(p) < op.cols)
+            weight[p] = load_pack<kAligned>(weight_from + worker.column_of(p), op.cols - worker.column_of(p));
+    }
 
     ColumnSums<T, kPacks> sums{};
     float next_mean = 0, next_rstd = 0;

@@ -21,12 +21,9 @@ template <NormParts parts, class T> __device__ inline bool has(const T* paramete
     return parts == NormParts::all || parameter;
 }
 
-// Loads a pack of a weight or bias at column `col`. If it is absent, all elements are `absent`.
-template <NormParts parts, bool kAligned, class T>
-__device__ inline Pack<T> load_parameter(const T* parameter, int col, int cols, float absent) {
-    if (has<parts>(parameter)) return load_pack<kAligned>(parameter + col, cols - col);
+template <class T> __device__ inline Pack<T> repeated(float number) {
     Floats<T, kPackSize<T>> floats;
 #pragma unroll
-    for (float& value : floats.value) value = absent;
+    for (float& value : floats.value) value = number;
     return pack_floats(floats);
 }

@@ -96,14 +96,14 @@ template <class T, int kSize> __device__ inline Floats<T, kSize> unpack(const Pa
 
 // Rounds to T.
 template <class T, int kSize> __device__ inline Pack<T, kSize> pack_floats(const Floats<T, kSize>& floats) {
-    if constexpr (sizeof(T) == sizeof(float)) {
-        return std::bit_cast<Pack<T, kSize>>(floats);
-    } else {
-        Pack<T, kSize> pack;
+    Pack<T, kSize> pack;
 #pragma unroll
-        for (int w = 0; w < kSize / 2; w++) pack.word[w] = ptx::pack<T>(floats.value[2 * w], floats.value[2 * w + 1]);
-        return pack;
-    }
+    for (int w = 0; w < Pack<T, kSize>::kWords; w++)
+        if constexpr (sizeof(T) == sizeof(float))
+            pack.word[w] = std::bit_cast<uint32_t>(floats.value[w]);
+        else
+            pack.word[w] = ptx::pack<T>(floats.value[2 * w], floats.value[2 * w + 1]);
+    return pack;
 }
 
 // ---- for launchers --------------------------------------------------------------------------------------------------
