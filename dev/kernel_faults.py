@@ -355,8 +355,8 @@ FAULTS = [
      "end_row = min(op.rows, first_row + kGroupRows);", "end_row = min(op.rows / 2 * 2, first_row + kGroupRows);"),
     (PRODUCTS, "the first micro-step accumulates into the old weight gradient",
      ".accumulate = op.accumulate};", ".accumulate = true};"),
-    (VECTOR, "the halves of a word are exchanged", "(floats.value[2 * w], floats.value[2 * w + 1])",
-     "(floats.value[2 * w + 1], floats.value[2 * w])"),
+    (VECTOR, "the second half of a word of bf16 keeps the first half's bits",
+     "to[1] = std::bit_cast<float>(word & 0xffff0000u);", "to[1] = std::bit_cast<float>(word);"),
     # ---- the CPU's
     (CPU + "norm.cpp", "eps outside the root", "std::sqrt(squares / cols + eps)", "(std::sqrt(squares / cols) + eps)"),
     (CPU + "norm.cpp", "the weight is ignored", "has_weight ? x * to_float(weight[c]) : x;", "x;"),

@@ -83,14 +83,21 @@ template <class T, int kSize> __device__ inline void operator+=(Floats<T, kSize>
     for (int i = 0; i < kSize; i++) sum.value[i] += addend.value[i];
 }
 
+__device__ inline void unpack_word(uint32_t word, const float*, float* to) { to[0] = std::bit_cast<float>(word); }
+__device__ inline void unpack_word(uint32_t word, const bf16*, float* to) {
+    to[0] = std::bit_cast<float>(word << 16);
+    to[1] = std::bit_cast<float>(word & 0xffff0000u);
+}
+__device__ inline void unpack_word(uint32_t word, const fp16*, float* to) {
+    to[0] = to_float(fp16{uint16_t(word)});
+    to[1] = to_float(fp16{uint16_t(word >> 16)});
+}
+
 template <class T, int kSize> __device__ inline Floats<T, kSize> unpack(const Pack<T, kSize>& pack) {
     Floats<T, kSize> floats;
 #pragma unroll
-    for (int i = 0; i < kSize; i++)
-        if constexpr (sizeof(T) == sizeof(float))
-            floats.value[i] = std::bit_cast<float>(pack.word[i]);
-        else
-            floats.value[i] = to_float(T{uint16_t(pack.word[i / 2] >> (i % 2 * 16))});
+    for (int w = 0; w < Pack<T, kSize>::kWords; w++)
+        unpack_word(pack.word[w], static_cast<const T*>(nullptr), floats.value + w * 4 / int(sizeof(T)));
     return floats;
 }
 
