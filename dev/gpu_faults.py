@@ -47,8 +47,8 @@ FAULTS = [
      'dispatch("sgd_update", op.param.dtype, [&]<class T>() {\n'
      "        if (op.n_chunks <= 0 || op.grad_norm->non_finite_tensor >= 0) return;", "test_simt: *update*"),
     (DEVICE, "the host itself makes a copy to the host",
-     "            check_cuda(cudaMemcpyAsync(piece.memory, device + done, count, cudaMemcpyDeviceToHost, stream),\n"
-     '                       "copy from the GPU");', "            std::memcpy(piece.memory, device + done, count);",
+     "check_cuda(cudaMemcpyAsync(piece.memory, source, piece.bytes, cudaMemcpyDeviceToHost, stream),\n"
+     '                           "copy from the GPU");', "std::memcpy(piece.memory, source, piece.bytes);",
      "test_simt: *update*"),
     (OPTIMIZER, "a step's scalars are passed from the host's stack",
      "        launch(sgd_update_kernel<T>, {\"sgd_update\", blocks_of(op.n_chunks), kThreads}, stream, op);",

@@ -256,8 +256,7 @@ FAULTS = [
      "    if (threadIdx.x == 0) s = adamw_scalars(op, chunk.decayed);\n    __syncthreads();",
      "    if (threadIdx.x == 0) s = adamw_scalars(op, chunk.decayed);"),
     (OPTIMIZER, "the update is applied to gradients that are not finite",
-     "    if (op.grad_norm->non_finite_tensor >= 0 || is_beyond(chunk)) return;", "    if "
-     "(is_beyond(chunk)) return;"),
+     "    if (op.grad_norm->non_finite_tensor >= 0 || !has_elements) return;", "    if (!has_elements) return;"),
     (OPTIMIZER, "eps inside the root",
      "sqrtf(v.value[k]) / s.root_bias_correction2 + s.eps", "sqrtf(v.value[k] + s.eps) / s.root_bias_correction2"),
     (GRAD_NORM, "NaN counts as finite", "if (!(fabs(sums[i]) < INFINITY))", "if (fabs(sums[i]) >= INFINITY)"),
@@ -329,9 +328,9 @@ FAULTS = [
      "activation<function>(up.value[i]) * gate.value[i];"),
     (GATES, "the gradients of gate and up are swapped",
      "store_pack<kAligned>(dinp + at.gate, pack_floats(gate), at.available);\n"
-     "    store_pack<kAligned>(dinp + at.up, pack_floats(up), at.available);",
+     "        store_pack<kAligned>(dinp + at.up, pack_floats(up), at.available);",
      "store_pack<kAligned>(dinp + at.gate, pack_floats(up), at.available);\n"
-     "    store_pack<kAligned>(dinp + at.up, pack_floats(gate), at.available);"),
+     "        store_pack<kAligned>(dinp + at.up, pack_floats(gate), at.available);"),
     (GATES, "the gate's gradient lacks the other half", "gradient.value[i] * up.value[i] * f.gradient;",
      "gradient.value[i] * f.gradient;"),
     (GATES, "the last pack of a row reaches into the next", "? hidden - column : 0;", "? kPackSize<T> : 0;"),

@@ -42,43 +42,45 @@ template <class T> struct GatedPlace {
     }
 };
 
-template <class T, ActivationFunction function, bool kAligned>
-__global__ void __launch_bounds__(kThreads) gated_activation_forward_kernel(GatedActivationForward op) {
-    T* __restrict__ out = op.out.as<T>();
-    const T* __restrict__ inp = op.inp.as<T>();
-    const GatedPlace<T> at(op.rows, op.hidden);
-    if (at.available <= 0) return;
-    auto gate = unpack(load_pack<kAligned>(inp + at.gate, at.available));
-    const auto up = unpack(load_pack<kAligned>(inp + at.up, at.available));
-#pragma unroll
-    for (int i = 0; i < kPackSize<T>; i++) gate.value[i] = activation<function>(gate.value[i]) * up.value[i];
-    store_pack<kAligned>(out + at.one, pack_floats(gate), at.available);
-}
-
-template <class T, ActivationFunction function, bool kAligned>
-__global__ void __launch_bounds__(kThreads) gated_activation_backward_kernel(GatedActivationBackward op) {
-    T* __restrict__ dinp = op.dinp.as<T>();
-    const T* __restrict__ dout = op.dout.as<T>();
-    const T* __restrict__ inp = op.inp.as<T>();
+// With kBackward, op is a GatedActivationBackward, otherwise a GatedActivationForward.
+template <class T, ActivationFunction function, bool kAligned, bool kBackward, class Op>
+__global__ void __launch_bounds__(kThreads) gated_activation_kernel(Op op) {
+    const T* __restrict__ inp = op.inp.template as<T>();
     const GatedPlace<T> at(op.rows, op.hidden);
     if (at.available <= 0) return;
     auto gate = unpack(load_pack<kAligned>(inp + at.gate, at.available));
     auto up = unpack(load_pack<kAligned>(inp + at.up, at.available));
-    const auto gradient = unpack(load_pack<kAligned>(dout + at.one, at.available));
+    if constexpr (kBackward) {
+        const T* __restrict__ dout = op.dout.template as<T>();
+        T* __restrict__ dinp = op.dinp.template as<T>();
+        const auto gradient = unpack(load_pack<kAligned>(dout + at.one, at.available));
 #pragma unroll
-    for (int i = 0; i < kPackSize<T>; i++) {
-        const ActivationPair f = activation_pair<function>(gate.value[i]);
-        gate.value[i] = gradient.value[i] * up.value[i] * f.gradient;
-        up.value[i] = gradient.value[i] * f.value;
+        for (int i = 0; i < kPackSize<T>; i++) {
+            const ActivationPair f = activation_pair<function>(gate.value[i]);
+            gate.value[i] = gradient.value[i] * up.value[i] * f.gradient;
+            up.value[i] = gradient.value[i] * f.value;
+        }
+        store_pack<kAligned>(dinp + at.gate, pack_floats(gate), at.available);
+        store_pack<kAligned>(dinp + at.up, pack_floats(up), at.available);
+    } else {
+        T* __restrict__ out = op.out.template as<T>();
+#pragma unroll
+        for (int i = 0; i < kPackSize<T>; i++) gate.value[i] = activation<function>(gate.value[i]) * up.value[i];
+        store_pack<kAligned>(out + at.one, pack_floats(gate), at.available);
     }
-    store_pack<kAligned>(dinp + at.gate, pack_floats(gate), at.available);
-    store_pack<kAligned>(dinp + at.up, pack_floats(up), at.available);
 }
 
-template <class T> dim3 gated_blocks(int rows, int hidden) {
-    const size_t packs = size_t(rows) * ((size_t(hidden) + kPackSize<T> - 1) / kPackSize<T>);
-    require(packs < size_t(1) << 31, "gated activation: %d rows of %d need 2^31 packs or more", rows, hidden);
-    return blocks_for(packs, kThreads);
+template <bool kBackward, class Op>
+void launch_gated(const char* name, const Op& op, std::initializer_list<ConstView> arrays, Stream stream) {
+    dispatch(name, arrays, op.activation, [&]<class T, ActivationFunction function>() {
+        if (op.rows <= 0 || op.hidden <= 0) return;
+        const size_t packs = size_t(op.rows) * ((size_t(op.hidden) + kPackSize<T> - 1) / kPackSize<T>);
+        require(packs < size_t(1) << 31, "gated activation: %d rows of %d need 2^31 packs or more", op.rows, op.hidden);
+        const bool aligned = op.hidden % kPackSize<T> == 0 && are_aligned(16, arrays);
+        launch(aligned ? gated_activation_kernel<T, function, true, kBackward, Op>
+                       : gated_activation_kernel<T, function, false, kBackward, Op>,
+               {name, blocks_for(packs, kThreads), kThreads}, stream, op);
+    });
 }
 
 }  // namespace
@@ -97,25 +99,11 @@ void activation_forward(const ActivationForward& op, Stream stream) {
 }
 
 void gated_activation_forward(const GatedActivationForward& op, Stream stream) {
-    constexpr const char* kName = "gated_activation_forward";
-    dispatch(kName, {op.out, op.inp}, op.activation, [&]<class T, ActivationFunction function>() {
-        if (op.rows <= 0 || op.hidden <= 0) return;
-        const bool aligned = op.hidden % kPackSize<T> == 0 && are_aligned(16, {op.out, op.inp});
-        auto kernel = aligned ? gated_activation_forward_kernel<T, function, true>
-                              : gated_activation_forward_kernel<T, function, false>;
-        launch(kernel, {kName, gated_blocks<T>(op.rows, op.hidden), kThreads}, stream, op);
-    });
+    launch_gated<false>("gated_activation_forward", op, {op.out, op.inp}, stream);
 }
 
 void gated_activation_backward(const GatedActivationBackward& op, Stream stream) {
-    constexpr const char* kName = "gated_activation_backward";
-    dispatch(kName, {op.dinp, op.dout, op.inp}, op.activation, [&]<class T, ActivationFunction function>() {
-        if (op.rows <= 0 || op.hidden <= 0) return;
-        const bool aligned = op.hidden % kPackSize<T> == 0 && are_aligned(16, {op.dinp, op.dout, op.inp});
-        auto kernel = aligned ? gated_activation_backward_kernel<T, function, true>
-                              : gated_activation_backward_kernel<T, function, false>;
-        launch(kernel, {kName, gated_blocks<T>(op.rows, op.hidden), kThreads}, stream, op);
-    });
+    launch_gated<true>("gated_activation_backward", op, {op.dinp, op.dout, op.inp}, stream);
 }
 
 }  // namespace ops

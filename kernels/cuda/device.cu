@@ -30,24 +30,22 @@ struct Piece {
 // Buffers are used in turn, so the next one has been in flight longest. Only the thread that drives the device copies.
 class StagingRing {
 public:
-    void to_device(std::byte* device, const std::byte* host, size_t bytes, cudaStream_t stream) {
+    void copy(void* to, const void* from, size_t bytes, bool to_host, cudaStream_t stream) {
         for (size_t done = 0; done < bytes; done += kPieceBytes) {
-            const size_t count = std::min(kPieceBytes, bytes - done);
             Piece& piece = take();
-            std::memcpy(piece.memory, host + done, count);
-            check_cuda(cudaMemcpyAsync(device + done, piece.memory, count, cudaMemcpyHostToDevice, stream),
-                       "copy to the GPU");
-            send(piece, nullptr, count, stream);
-        }
-    }
-
-    void to_host(std::byte* host, const std::byte* device, size_t bytes, cudaStream_t stream) {
-        for (size_t done = 0; done < bytes; done += kPieceBytes) {
-            const size_t count = std::min(kPieceBytes, bytes - done);
-            Piece& piece = take();
-            check_cuda(cudaMemcpyAsync(piece.memory, device + done, count, cudaMemcpyDeviceToHost, stream),
-                       "copy from the GPU");
-            send(piece, host + done, count, stream);
+            piece.bytes = std::min(kPieceBytes, bytes - done);
+            std::byte* const target = static_cast<std::byte*>(to) + done;
+            const std::byte* const source = static_cast<const std::byte*>(from) + done;
+            if (to_host) {
+                check_cuda(cudaMemcpyAsync(piece.memory, source, piece.bytes, cudaMemcpyDeviceToHost, stream),
+                           "copy from the GPU");
+            } else {
+                std::memcpy(piece.memory, source, piece.bytes);
+                check_cuda(cudaMemcpyAsync(target, piece.memory, piece.bytes, cudaMemcpyHostToDevice, stream),
+                           "copy to the GPU");
+            }
+            check_cuda(cudaEventRecord(piece.copied.get(), stream), "cudaEventRecord");
+            piece.stream = stream, piece.host = to_host ? target : nullptr, piece.busy = true;
         }
     }
 
@@ -70,11 +68,6 @@ private:
         }
         if (piece.busy) finish(piece);
         return piece;
-    }
-
-    void send(Piece& piece, void* host, size_t bytes, cudaStream_t stream) {
-        check_cuda(cudaEventRecord(piece.copied.get(), stream), "cudaEventRecord");
-        piece.stream = stream, piece.host = host, piece.bytes = bytes, piece.busy = true;
     }
 
     void finish(Piece& piece) {
@@ -219,13 +212,11 @@ void* device_alloc(size_t bytes) {
 void device_free(void* memory, size_t) { cudaFree(memory); }
 
 void copy_to_device(void* device, const void* host, size_t bytes, Stream stream) {
-    staging_ring().to_device(static_cast<std::byte*>(device), static_cast<const std::byte*>(host), bytes,
-                             cuda_stream(stream));
+    staging_ring().copy(device, host, bytes, false, cuda_stream(stream));
 }
 
 void copy_to_host(void* host, const void* device, size_t bytes, Stream stream) {
-    staging_ring().to_host(static_cast<std::byte*>(host), static_cast<const std::byte*>(device), bytes,
-                           cuda_stream(stream));
+    staging_ring().copy(host, device, bytes, true, cuda_stream(stream));
 }
 
 void copy_on_device(void* to, const void* from, size_t bytes, Stream stream) {

@@ -166,18 +166,19 @@ template <class T> __device__ PositionGroup load_group(const TokenSums<T>& sums,
     return {position, sums.op.tokens[position]};
 }
 
-// Adds the rows of dout of `count` lanes in order, starting at lane `first`; load(position) loads this lane's columns.
-// kBatch loads are in flight before the first sum, because otherwise each row of a frequent token would cost a memory
-// latency.
+// Adds the rows of dout of `count` lanes in order, starting at lane `first`; load(position) loads this lane's columns,
+// if it has some. kBatch loads are in flight before the first sum, because otherwise each row of a frequent token would
+// cost a memory latency.
 template <int kBatch, class T, class Load>
-__device__ void add_rows(Floats<T, kLaneColumns>& sum, Load load, const PositionGroup& group, int first, int count) {
+__device__ void add_rows(Floats<T, kLaneColumns>& sum, bool has_columns, Load load, const PositionGroup& group,
+                         int first, int count) {
     for (int begin = 0; begin < count; begin += kBatch) {
         Pack<T, kLaneColumns> row[kBatch];
 #pragma unroll
         for (int k = 0; k < kBatch; k++) {
             const int position = __shfl_sync(kAllLanes, group.position, (first + begin + k) % kWarpSize);
             row[k] = {};
-            if (begin + k < count) row[k] = load(position);
+            if (begin + k < count && has_columns) row[k] = load(position);
         }
 #pragma unroll
         for (int k = 0; k < kBatch; k++) {
@@ -198,8 +199,7 @@ __global__ void __launch_bounds__(kSumThreads) embedding_backward_tokens_kernel(
     const int available = channels - column;
     const T* __restrict__ dout = sums.op.dout.template as<T>();
     auto load = [&](int position) {
-        const T* from = dout + size_t(position) * channels + column;
-        return available > 0 ? load_pack<kAligned, T, kLaneColumns>(from, available) : Pack<T, kLaneColumns>{};
+        return load_pack<kAligned, T, kLaneColumns>(dout + size_t(position) * channels + column, available);
     };
 
     const PositionGroup group = load_group(sums, first);
@@ -217,9 +217,9 @@ __global__ void __launch_bounds__(kSumThreads) embedding_backward_tokens_kernel(
             PositionGroup following{-1, -1};
             if (goes_on) following = load_group(sums, next);
             if (rows == kAllLanes)
-                add_rows<kWarpSize>(sum, load, now, 0, kWarpSize);
+                add_rows<kWarpSize>(sum, available > 0, load, now, 0, kWarpSize);
             else if (rows)
-                add_rows<8>(sum, load, now, __ffs(int(rows)) - 1, __popc(rows));
+                add_rows<8>(sum, available > 0, load, now, __ffs(int(rows)) - 1, __popc(rows));
             if (!goes_on) break;
             now = following;
         }

@@ -31,11 +31,6 @@ template <class Body> __device__ void for_packs(const Chunk& chunk, bool aligned
     }
 }
 
-// Whether the chunk has no elements for this block.
-__device__ bool is_beyond(const Chunk& chunk) {
-    return int(blockIdx.x) % kBlocksPerChunk * kBlockElements >= chunk.count;
-}
-
 template <class... Ts> __device__ bool are_aligned(const Chunk& chunk, const Ts*... flat) {
     return ((reinterpret_cast<uintptr_t>(flat + chunk.begin) % (kSize * sizeof(Ts)) == 0) && ...);
 }
@@ -51,7 +46,8 @@ __device__ void store_masters(const Op& op, size_t place, const Four& master, in
 template <class T> __global__ void __launch_bounds__(kThreads) adamw_update_kernel(AdamwUpdate op) {
     AdamwScalars& s = shared_memory<AdamwScalars>();
     const Chunk chunk = op.chunks[blockIdx.x / kBlocksPerChunk];
-    if (op.grad_norm->non_finite_tensor >= 0 || is_beyond(chunk)) return;
+    const bool has_elements = int(blockIdx.x) % kBlocksPerChunk * kBlockElements < chunk.count;
+    if (op.grad_norm->non_finite_tensor >= 0 || !has_elements) return;
     if (threadIdx.x == 0) s = adamw_scalars(op, chunk.decayed);
     __syncthreads();
     const float* __restrict__ grad = op.grad;

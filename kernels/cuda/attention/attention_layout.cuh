@@ -70,16 +70,15 @@ enum class AttentionKind { plain, dropout, any };
 template <class Op, class Start> bool for_attention_kernel(const Op& op, Start start) {
     using enum AttentionKind;
     const bool is_plain = !(op.window > 0 || op.softcap > 0 || op.first_key) && op.n_head == op.n_kv_head;
-    const auto start_any = [&]<int kHeadSize>() { return start.template operator()<kHeadSize, any>(); };
     const auto start_best = [&]<int kHeadSize>() {
-        if (!is_plain) return start_any.template operator()<kHeadSize>();
+        if (!is_plain) return start.template operator()<kHeadSize, any>();
         return op.dropout ? start.template operator()<kHeadSize, dropout>()
                           : start.template operator()<kHeadSize, plain>();
     };
     if (op.head_size == 64) return start_best.template operator()<64>();
-    if (op.head_size == 96) return start_any.template operator()<96>();
+    if (op.head_size == 96) return start.template operator()<96, any>();
     if (op.head_size == 128) return start_best.template operator()<128>();
-    if (op.head_size == 256) return start_any.template operator()<256>();
+    if (op.head_size == 256) return start.template operator()<256, any>();
     return false;
 }
 
