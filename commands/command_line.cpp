@@ -186,9 +186,12 @@ template <class Number> CLI::Validator number_in(const std::string& range, Numbe
 }  // namespace
 
 void add_overrides(CLI::App& app, std::vector<std::string>& overrides) {
-    const auto is_assignment = [](const char* begin, const char* end) { return std::find(begin, end, '=') != end; };
+    auto check = [](const std::string& setting) {
+        if (setting.find('=') != std::string::npos) return std::string();
+        return format("must be section.key=value, such as train.batch_size=4, is %s", printed(setting).c_str());
+    };
     app.add_option("--set", overrides, "section.key=value: override a configuration key; may be repeated")
-        ->check(validator("section.key=value, such as train.batch_size=4", is_assignment))
+        ->check(CLI::Validator(check, ""))
         ->take_all()
         ->allow_extra_args(false);
 }
