@@ -2,7 +2,18 @@
 #include <cmath>
 
 #include "commands/command_line.h"
+#include "data/evaluation/questions.h"
 #include "data/evaluation/rolling_text.h"
+#include "data/shards/loader.h"
+#include "data/shards/shards.h"
+#include "data/text/text_input.h"
+#include "kernels/base/check.h"
+#include "kernels/device.h"
+#include "model/evaluate.h"
+#include "runtime/cluster/cluster.h"
+#include "runtime/config/config.h"
+#include "runtime/logging/logging.h"
+#include "training/models/model_io.h"
 #include "training/models/questions.h"
 
 namespace {

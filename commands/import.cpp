@@ -2,6 +2,9 @@
 #include <filesystem>
 
 #include "commands/command_line.h"
+#include "data/tokenizer/tokenizer.h"
+#include "kernels/numeric.h"
+#include "runtime/checkpoint/checkpoint.h"
 #include "runtime/config/loss_scale.h"
 #include "runtime/io/files.h"
 #include "runtime/io/lock.h"

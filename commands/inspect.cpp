@@ -7,6 +7,7 @@
 #include "data/shards/dataset_record.h"
 #include "data/shards/shards.h"
 #include "data/tokenizer/tokenizer.h"
+#include "kernels/trace.h"
 #include "runtime/checkpoint/checkpoint.h"
 #include "runtime/io/files.h"
 #include "runtime/io/json.h"

@@ -1,3 +1,5 @@
+#include "data/shards/dataset.h"
+#include "kernels/numeric.h"
 #include "model/plan.h"
 
 #include <CLI/App.hpp>

@@ -1,4 +1,5 @@
 #include "data/prepare/prepare.h"
+#include "runtime/checkpoint/checkpoint.h"
 
 #include <CLI/App.hpp>
 

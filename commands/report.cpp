@@ -2,6 +2,7 @@
 
 #include "commands/command_line.h"
 #include "commands/report_page.h"
+#include "commands/run_records.h"
 #include "runtime/io/files.h"
 #include "runtime/io/process.h"
 

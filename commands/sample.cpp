@@ -6,10 +6,12 @@
 #include <sstream>
 
 #include "commands/command_line.h"
+#include "runtime/config/config.h"
 #include "runtime/io/files.h"
 #include "runtime/io/json.h"
 #include "runtime/logging/logging.h"
 #include "training/models/generation.h"
+#include "training/models/model_io.h"
 
 namespace {
 

@@ -2,6 +2,9 @@
 
 #include <sys/stat.h>
 
+#include "runtime/checkpoint/checkpoint.h"
+#include "runtime/cluster/cluster.h"
+#include "runtime/config/config.h"
 #include "runtime/io/installation.h"
 
 namespace {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "commands/command_line.h"
+#include "kernels/base/check.h"
 
 // Starts the training run that the program's arguments describe and restarts it after failures, see supervise(). The
 // first start uses the user's flags, and so do restarts until the run has opened run.dir. Later restarts use --resume

@@ -13,7 +13,7 @@
 #include <functional>
 
 #include "kernels/base/check.h"
-#include "kernels/device.h"
+#include "kernels/device.h"  // IWYU pragma: export
 
 class Trace;
 

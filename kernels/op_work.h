@@ -8,7 +8,7 @@
 #include <string>
 
 #include "kernels/base/check.h"
-#include "kernels/ops.h"
+#include "kernels/ops.h"  // IWYU pragma: export
 
 namespace ops {
 

@@ -12,10 +12,10 @@
 // required size. It reads no pointers, so memory can be planned before it is allocated.
 #pragma once
 
-#include "kernels/base/choices.h"
-#include "kernels/base/dropout.h"
-#include "kernels/device.h"
-#include "kernels/tensor.h"
+#include "kernels/base/choices.h"  // IWYU pragma: export
+#include "kernels/base/dropout.h"  // IWYU pragma: export
+#include "kernels/device.h"  // IWYU pragma: export
+#include "kernels/tensor.h"  // IWYU pragma: export
 
 namespace ops {
 

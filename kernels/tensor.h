@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/numeric.h"
+#include "kernels/numeric.h"  // IWYU pragma: export
 
 // An array that an op writes. A view is small and passed by value. The op's member documents the shape. An 8-bit type
 // would need a third member, the address of its scale, so only this file makes views from raw pointers.

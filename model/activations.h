@@ -2,6 +2,7 @@
 // which of them each recompute level keeps.
 #pragma once
 
+#include "kernels/tensor.h"
 #include "model/arena.h"
 #include "model/options.h"
 

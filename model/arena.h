@@ -2,7 +2,6 @@
 // to compute the sizes, then again over the real allocation.
 #pragma once
 
-#include "kernels/device.h"
 #include "kernels/tensor.h"
 
 struct MemoryRegion {

@@ -1,7 +1,10 @@
 // One block of the model, forward and backward.
 #pragma once
 
+#include "kernels/tensor.h"
+#include "model/activations.h"
 #include "model/layers.h"
+#include "model/tensors.h"
 
 // The gradients that a block's backward pass works on.
 struct BlockGradients {

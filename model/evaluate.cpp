@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "kernels/base/check.h"
+#include "kernels/ops.h"
 #include "model/inference.h"
 
 namespace {

@@ -2,10 +2,27 @@
 #include <algorithm>
 #include <cmath>
 
+#include "model/gpt.h"
 #include "kernels/base/check.h"
+#include "kernels/base/dropout.h"
+#include "kernels/comm.h"
+#include "kernels/device.h"
+#include "kernels/numeric.h"
+#include "kernels/op_stream.h"
+#include "kernels/op_work.h"
+#include "kernels/ops.h"
+#include "kernels/tensor.h"
+#include "kernels/trace.h"
+#include "model/activations.h"
+#include "model/arena.h"
 #include "model/block.h"
+#include "model/layers.h"
+#include "model/options.h"
 #include "model/plan.h"
+#include "model/shape.h"
 #include "model/sharding.h"
+#include "model/state.h"
+#include "model/tensors.h"
 
 namespace {
 

@@ -12,10 +12,12 @@
 #include <memory>
 #include <span>
 
-#include "kernels/comm.h"
+#include "kernels/comm.h"  // IWYU pragma: export
+#include "kernels/ops.h"
+#include "kernels/tensor.h"
 #include "model/arena.h"
-#include "model/options.h"
-#include "model/tensors.h"
+#include "model/options.h"  // IWYU pragma: export
+#include "model/tensors.h"  // IWYU pragma: export
 
 // Settings that change from step to step.
 struct StepSettings {

@@ -4,6 +4,7 @@
 
 #include <functional>
 
+#include "kernels/tensor.h"
 #include "model/gpt.h"
 
 // Returns this rank's part of the model's master weights under Hugging Face's names

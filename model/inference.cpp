@@ -4,6 +4,11 @@
 #include <cmath>
 
 #include "kernels/base/check.h"
+#include "kernels/numeric.h"
+#include "kernels/ops.h"
+#include "kernels/tensor.h"
+#include "kernels/trace.h"
+#include "model/layers.h"
 #include "model/sharding.h"
 #include "model/state.h"
 

@@ -4,7 +4,10 @@
 // accumulates the gradients of its parameters. Shapes are documented in activations.h and tensors.cpp.
 #pragma once
 
+#include "kernels/base/dropout.h"
 #include "kernels/op_stream.h"
+#include "kernels/ops.h"  // IWYU pragma: export
+#include "kernels/tensor.h"
 #include "model/activations.h"
 #include "model/tensors.h"
 

@@ -2,6 +2,7 @@
 // tensor before the next tensor. Reads and writes no files.
 #pragma once
 
+#include "kernels/tensor.h"
 #include "model/gpt.h"
 
 // One tensor of one layer. In a file its elements follow those of the previous tensor.

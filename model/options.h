@@ -2,7 +2,8 @@
 // rank's place in the run.
 #pragma once
 
-#include "model/shape.h"
+#include "kernels/numeric.h"
+#include "model/shape.h"  // IWYU pragma: export
 
 // The optimizer and its settings, constant for a whole run. StepSettings holds the values that change between steps.
 struct OptimizerSettings {

@@ -3,6 +3,8 @@
 #include <algorithm>
 
 #include "kernels/base/check.h"
+#include "kernels/numeric.h"
+#include "model/arena.h"
 
 size_t planned_bytes(const GptOptions& options) {
     size_t bytes = 0;

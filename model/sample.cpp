@@ -6,6 +6,7 @@
 #include <numeric>
 #include <optional>
 
+#include "kernels/numeric.h"
 #include "model/inference.h"
 
 namespace {

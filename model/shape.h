@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/base/choices.h"
+#include "kernels/base/choices.h"  // IWYU pragma: export
 
 // Rotary position embedding; see rope_table().
 struct RopeSettings {

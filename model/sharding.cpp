@@ -3,6 +3,9 @@
 #include <bit>
 
 #include "kernels/base/check.h"
+#include "kernels/numeric.h"
+#include "kernels/op_stream.h"
+#include "kernels/ops.h"
 
 namespace {
 

@@ -1,7 +1,14 @@
 // The implementation of Gpt: the state of one rank and its layout in memory. Only model/ includes this.
 #pragma once
 
-#include "model/gpt.h"
+#include "kernels/base/dropout.h"
+#include "kernels/device.h"
+#include "kernels/op_stream.h"
+#include "kernels/ops.h"
+#include "kernels/tensor.h"
+#include "model/activations.h"  // IWYU pragma: export
+#include "model/arena.h"  // IWYU pragma: export
+#include "model/gpt.h"  // IWYU pragma: export
 #include "model/layers.h"
 
 // A micro-step's place within its step.

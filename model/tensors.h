@@ -5,7 +5,7 @@
 #include <variant>
 
 #include "kernels/ops.h"
-#include "model/shape.h"
+#include "model/shape.h"  // IWYU pragma: export
 
 // One tensor as the passes use it: its values in the compute type and their gradient.
 struct Parameter {

@@ -1,4 +1,8 @@
 // The update: the gradient norm over all ranks, clipping, and the optimizer's step on the masters.
+#include "kernels/numeric.h"
+#include "kernels/op_stream.h"
+#include "kernels/ops.h"
+#include "kernels/tensor.h"
 #include "model/state.h"
 
 namespace {

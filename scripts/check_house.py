@@ -52,6 +52,14 @@ ARROWS = {
     "test": None,
     "dev": None,
 }
+# What a header offers at namespace scope: types, constants and functions.
+DECLARATIONS = [re.compile(pattern, re.M) for pattern in (
+    r"^enum \w+ \{([^}]*)\}",
+    r"^(?:template <.*>\s*)?(?:struct|class|enum class|enum|union) (\w+)(?: final)?(?: : [^;{]*)?\s*[{;]",
+    r"^(?:template <.*>\s*)?using (\w+) =",
+    r"^(?:(?:inline|static|extern) )*(?:constexpr|const) [^()=;]*?\b(k[A-Z]\w*)",
+    r"^(?!return|else|using|#)(?:template <.*>\s*)?(?:\[\[.*\]\] )?[A-Za-z_][\w:<>,*& ]*[ *&](\w+)\(")]
+INCLUDE = re.compile(r'^[ \t]*#[ \t]*include "(.*?)"(.*IWYU pragma: export)?', re.M)
 BACKEND_HEADERS = re.compile(r"(cuda|cublas|nccl|nv|mpi|dnnl|omp)")
 
 LITERAL = re.compile(r'//[^\n]*|/\*.*?\*/|R"(\w*)\(.*?\)\1"|"(?:\\.|[^"\\\n])*"'
@@ -70,11 +78,16 @@ def blank(literal):
     return ("" if literal[0][0] == "/" else '""') + "\n" * literal[0].count("\n")
 
 
-def include_findings(name, text):
+def may_include(name):
+    """Returns the folder in ARROWS that the file belongs to, and the folders and files that it may include."""
     folder = str(Path(name).parent).replace(".", "")
     while folder not in ARROWS:
         folder = folder.rpartition("/")[0]
-    allowed = ARROWS[folder]
+    return folder, ARROWS[folder]
+
+
+def include_findings(name, text):
+    folder, allowed = may_include(name)
     for number, line in enumerate(text.splitlines(), 1):
         quoted, system = re.match(r'\s*#\s*include "(.*)"', line), re.match(r"\s*#\s*include <(.*)>", line)
         if allowed is None:
@@ -166,6 +179,46 @@ def cycle_findings(texts):
             yield from visit(name)
 
 
+def use_findings(texts):
+    """A file of the product includes each header that declares a name it uses, and no other headers.
+
+    A source file also has the includes of its own header. "// IWYU pragma: export" after an include passes that header
+    on to those who include the file. Headers that a file may not include come through a public header."""
+    code = {name: re.sub(r"^\s*#.*$", "", LITERAL.sub(blank, text), flags=re.M) for name, text in texts.items()
+            if Path(name).suffix in CPP}
+    declared = {name: {word for pattern in DECLARATIONS for found in pattern.findall(text)
+                       for word in re.findall(r"\w+", found)} for name, text in code.items()}
+    includes = {name: [(header, export) for header, export in INCLUDE.findall(texts[name]) if header in code]
+                for name in code}
+
+    def exported(name):
+        return {name}.union(*(exported(header) for header, export in includes[name] if export))
+
+    def all_included(name):
+        return {name}.union(*(all_included(header) for header, _ in includes[name]))
+
+    def names(headers):
+        return set().union(*(declared[header] for header in headers))
+
+    def line_of(pattern, text):
+        return text.count("\n", 0, re.search(pattern, text).start()) + 1
+
+    for name, text in code.items():
+        allowed, own = may_include(name)[1], str(Path(name).with_suffix(".h"))
+        if allowed is None:
+            continue
+        files = {name} | ({own} & {header for header, _ in includes[name]})
+        direct = files.union(*(exported(header) for file in files for header, _ in includes[file]))
+        words = set(re.findall(r"(?<![.\w])(?<!->)\w+", text))
+        for header in sorted(all_included(name) - direct):
+            used = words & declared[header] - names(direct)  # `direct` has the names of the file itself
+            if used and (header in allowed or str(Path(header).parent) in allowed):
+                yield name, line_of(rf"\b{min(used)}\b", text), f"uses {min(used)} of {header} and does not include it"
+        for header, export in includes[name]:
+            if header != own and not export and not words & names(exported(header)):
+                yield name, line_of(f'include "{header}"', texts[name]), f"includes {header} and uses nothing of it"
+
+
 def program_findings(texts):
     """Each program that the Makefiles link is in PROGRAMS, which the tests build."""
     makefiles = {name: texts[name] for name in ("Makefile", "test.mk")}
@@ -232,6 +285,7 @@ def main(root):
     found += op_findings(texts)
     found += program_findings(texts)
     found += cycle_findings(texts)
+    found += use_findings(texts)
     found += [(name, *finding) for name, text in texts.items() if name.startswith("model/")
               for finding in storage_template_findings(name, text)]
     found += budget_findings(texts, root)

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 
+#include "kernels/base/check.h"
 #include "runtime/config/divergence.h"
 #include "runtime/io/digest.h"
 #include "runtime/io/process.h"

@@ -1,6 +1,8 @@
 // Loss spikes, steps whose gradients stay non-finite, and replicas that differ between ranks.
 #pragma once
 
+#include "kernels/trace.h"
+#include "runtime/logging/logging.h"
 #include "training/run.h"
 
 // Why a run rolls back or ends after a step.

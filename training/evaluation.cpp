@@ -1,7 +1,12 @@
 #include "training/evaluation.h"
 
+#include "data/evaluation/questions.h"
+#include "kernels/base/check.h"
+#include "kernels/trace.h"
+#include "model/evaluate.h"
 #include "runtime/io/process.h"
 #include "training/models/generation.h"
+#include "training/models/model_io.h"
 
 namespace {
 

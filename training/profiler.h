@@ -1,7 +1,9 @@
 // --profile: traces a range of steps; writes files for Perfetto and prints a table.
 #pragma once
 
+#include "kernels/trace.h"
 #include "model/device_rates.h"
+#include "runtime/logging/logging.h"
 #include "training/run.h"
 
 // Steps to be traced, both ends included, from 1. last 0: none.

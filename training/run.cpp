@@ -1,6 +1,5 @@
 #include "training/run.h"
 
-#include "model/plan.h"
 #include "runtime/config/schedule.h"
 #include "runtime/io/files.h"
 #include "runtime/io/lock.h"

@@ -6,13 +6,18 @@
 #include <set>
 #include <utility>
 
+#include "data/evaluation/questions.h"
+#include "data/shards/dataset.h"  // IWYU pragma: export
+#include "data/shards/loader.h"
 #include "kernels/trace.h"
-#include "runtime/cluster/cluster.h"
+#include "model/gpt.h"  // IWYU pragma: export
+#include "runtime/checkpoint/checkpoint.h"  // IWYU pragma: export
+#include "runtime/cluster/cluster.h"  // IWYU pragma: export
 #include "runtime/config/schedule.h"
 #include "runtime/io/lock.h"
 #include "runtime/io/process.h"
+#include "runtime/logging/logging.h"  // IWYU pragma: export
 #include "runtime/performance/performance.h"
-#include "training/models/questions.h"
 
 struct TrainingRun {
     const Config& config;

@@ -3,6 +3,7 @@
 #include <ctime>
 #include <nlohmann/json.hpp>
 
+#include "model/arena.h"
 #include "model/plan.h"
 #include "runtime/io/files.h"
 #include "runtime/io/json.h"

@@ -1,5 +1,7 @@
 #include "training/saving.h"
 
+#include "kernels/base/check.h"
+#include "kernels/trace.h"
 #include "runtime/config/divergence.h"
 
 namespace {

@@ -1,6 +1,7 @@
 // The checkpoints of a training run: when they are due, and how failed saves are handled.
 #pragma once
 
+#include "runtime/checkpoint/checkpoint.h"
 #include "training/run.h"
 
 // Whether a checkpoint is due after the last step.

@@ -1,7 +1,13 @@
 // The work around a step: its timer, the ranks' votes and its record.
 #pragma once
 
+#include "data/shards/loader.h"
+#include "kernels/base/batch.h"
+#include "kernels/trace.h"
+#include "model/gpt.h"
 #include "runtime/io/process.h"
+#include "runtime/logging/logging.h"
+#include "runtime/performance/performance.h"
 #include "training/divergence.h"
 #include "training/models/votes.h"
 #include "training/run.h"

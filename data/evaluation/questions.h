@@ -2,6 +2,7 @@
 #pragma once
 
 #include "data/tokenizer/encoder.h"
+#include "data/tokenizer/tokenizer.h"
 
 // One question. The model's answer is the completion with the highest probability after the context.
 struct MultipleChoice {

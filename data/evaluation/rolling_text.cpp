@@ -3,6 +3,8 @@
 #include <algorithm>
 
 #include "data/tokenizer/encoder.h"
+#include "data/tokenizer/text_rules.h"
+#include "kernels/base/check.h"
 
 RollingText::RollingText(TextInput input, const Tokenizer& tokenizer, int seq_len, int stride)
     : seq_len_(uint64_t(seq_len)), stride_(uint64_t(stride > 0 ? stride : seq_len)) {

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "kernels/base/check.h"
 #include "runtime/io/process.h"
 
 

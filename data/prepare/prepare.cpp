@@ -3,14 +3,21 @@
 #include <cmath>
 #include <filesystem>
 
+#include "data/prepare/prepare.h"
 #include "data/prepare/ordered_parallel.h"
 #include "data/prepare/out_directory.h"
+#include "data/prepare/pass_progress.h"
 #include "data/prepare/prepare_options.h"
 #include "data/prepare/raw_tokens.h"
 #include "data/shards/dataset_record.h"
+#include "data/shards/shards.h"
 #include "data/text/input_paths.h"
+#include "data/text/text_formats.h"
 #include "data/tokenizer/bpe_trainer.h"
 #include "data/tokenizer/encoder.h"
+#include "data/tokenizer/pretokenizer.h"
+#include "data/tokenizer/text_rules.h"
+#include "data/tokenizer/tokenizer.h"
 #include "runtime/io/files.h"
 #include "runtime/io/process.h"
 #include "runtime/io/utf8.h"

@@ -3,6 +3,7 @@
 
 #include "data/prepare/pass_progress.h"
 #include "data/shards/shards.h"
+#include "kernels/base/check.h"
 
 struct PrepareOptions {
     // "bytes", "bpe" (trained on the text), "chars" (the text's characters), "gpt2", or the path of a tokenizer file

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "data/prepare/prepare.h"
-#include "data/text/text_input.h"
+#include "data/text/text_formats.h"
 #include "data/tokenizer/tokenizer.h"
 
 inline constexpr const char* kRawFormat = "bin";

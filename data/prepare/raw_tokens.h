@@ -2,7 +2,6 @@
 #pragma once
 
 #include "data/shards/shards.h"
-#include "data/tokenizer/tokenizer.h"
 #include "runtime/io/files.h"
 
 // Appends the tokens [begin, end) of the file to the shards. Calls advance(ids) for each part. Returns the number of

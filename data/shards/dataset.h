@@ -2,7 +2,8 @@
 #pragma once
 
 #include "data/shards/mixture.h"
-#include "data/tokenizer/tokenizer.h"
+#include "data/shards/shards.h"  // IWYU pragma: export
+#include "data/tokenizer/tokenizer.h"  // IWYU pragma: export
 
 // One part of data.train: the shards that match a pattern, and the weight of the part.
 struct WeightedGlob {

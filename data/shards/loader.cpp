@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "data/shards/permutation.h"
+#include "kernels/base/check.h"
 
 static uint64_t divide_up(uint64_t a, uint64_t b) { return (a + b - 1) / b; }
 

@@ -15,6 +15,7 @@
 #include <thread>
 
 #include "data/shards/mixture.h"
+#include "data/shards/shards.h"  // IWYU pragma: export
 #include "kernels/base/batch.h"
 
 enum class SampleOrder {

@@ -5,6 +5,8 @@
 #include <numeric>
 
 #include "data/shards/permutation.h"
+#include "kernels/base/check.h"
+#include "kernels/numeric.h"
 #include "runtime/io/digest.h"
 
 static constexpr uint64_t kBlock = 1 << 16;  // samples; the smallest share has 65 of them, so rounding never gives 0

@@ -1,7 +1,10 @@
 // Reads text files as one stream of documents, in bounded memory.
 #pragma once
 
+#include "data/text/byte_source.h"
 #include "data/text/text_formats.h"
+#include "data/tokenizer/pretokenizer.h"
+#include "kernels/base/check.h"
 
 // A piece of one source, read by a TextReader. Any thread may visit its documents.
 struct TextBlock {

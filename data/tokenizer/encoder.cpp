@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "data/tokenizer/nfc.h"
+#include "data/tokenizer/text_rules.h"
 #include "kernels/numeric.h"
 #include "runtime/io/utf8.h"
 

@@ -4,6 +4,7 @@
 #include <queue>
 
 #include "data/tokenizer/added_tokens.h"
+#include "data/tokenizer/pretokenizer.h"
 #include "data/tokenizer/tokenizer.h"
 
 enum class SpecialTokens {

@@ -5,7 +5,6 @@
 
 #include <cstdlib>
 
-#include "data/tokenizer/pretokenizer.h"
 #include "kernels/base/check.h"
 #include "runtime/io/utf8.h"
 

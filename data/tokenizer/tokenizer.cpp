@@ -4,6 +4,7 @@
 #include <bit>
 #include <numeric>
 
+#include "kernels/base/check.h"
 #include "runtime/io/digest.h"
 #include "runtime/io/reject_file.h"
 #include "runtime/io/utf8.h"

@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "data/tokenizer/pretokenizer.h"
 #include "data/tokenizer/text_rules.h"
 
 inline constexpr const char* kEndOfText = "<|endoftext|>";

@@ -5,6 +5,7 @@
 #include <queue>
 #include <sstream>
 
+#include "data/tokenizer/text_rules.h"
 #include "data/tokenizer/tokenizer.h"
 #include "data/tokenizer/tokenizer_rules.h"
 #include "runtime/io/files.h"

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "data/tokenizer/pretokenizer.h"
 #include "runtime/io/json.h"
 #include "runtime/io/reject_file.h"
 

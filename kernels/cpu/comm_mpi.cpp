@@ -10,10 +10,11 @@
 #include <exception>
 #include <thread>
 
+#include "kernels/base/check.h"
+#include "kernels/base/poll.h"
 #include "kernels/comm.h"
 #include "kernels/cpu/tree_sum.h"
 #include "kernels/ranks/mpi_text.h"
-#include "kernels/base/poll.h"
 #include "kernels/trace.h"
 
 namespace {

@@ -9,8 +9,9 @@
 
 #include "kernels/base/check.h"
 #include "kernels/cpu/gemm.h"
+#include "kernels/cpu/lanes.h"
 #include "kernels/cpu/parallel.h"
-#include "kernels/cpu/tiles.h"
+#include "kernels/device.h"
 #include "kernels/trace.h"
 
 namespace {

@@ -2,10 +2,15 @@
 
 #include <atomic>
 
+#include "kernels/cpu/gemm.h"
 #include "kernels/base/check.h"
+#include "kernels/cpu/lanes.h"
 #include "kernels/cpu/onednn.h"
 #include "kernels/cpu/panels.h"
 #include "kernels/cpu/parallel.h"
+#include "kernels/cpu/pool.h"
+#include "kernels/cpu/tiles.h"
+#include "kernels/numeric.h"
 
 namespace {
 

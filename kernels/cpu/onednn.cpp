@@ -12,6 +12,7 @@
 #include <oneapi/dnnl/dnnl.hpp>
 
 #include "kernels/base/check.h"
+#include "kernels/numeric.h"
 
 namespace {
 

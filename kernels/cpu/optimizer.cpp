@@ -1,6 +1,8 @@
 // Gradient norm, AdamW and SGD over chunks of flat arrays. Reads and writes each element once.
 
 #include "kernels/cpu/parallel.h"
+#include "kernels/device.h"
+#include "kernels/ops.h"
 #include "kernels/shared/adamw.h"
 #include "kernels/shared/dispatch.h"
 

@@ -16,7 +16,9 @@
 #include <type_traits>
 
 #include "kernels/cpu/gemm.h"
+#include "kernels/cpu/lanes.h"
 #include "kernels/cpu/tiles.h"
+#include "kernels/numeric.h"
 
 inline int divide_up(int count, int piece) { return (count + piece - 1) / piece; }
 

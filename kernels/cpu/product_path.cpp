@@ -1,8 +1,9 @@
 // The choice of the GEMM implementation. It depends on the CPU's features and not on timings, so that equal machines
 // give equal bits.
 #include "kernels/base/check.h"
-#include "kernels/cpu/lanes.h"
+#include "kernels/cpu/gemm.h"
 #include "kernels/cpu/onednn.h"
+#include "kernels/numeric.h"
 
 static const char* name_of(ProductPath path) {
     switch (path) {

@@ -11,6 +11,7 @@
 // cap 2^-21), recomputed in the second pass; the derivative uses the same exponential and does not cancel.
 #include <cmath>
 
+#include "kernels/cuda/ptx.cuh"
 #include "kernels/cuda/reduce.cuh"
 #include "kernels/cuda/vector.cuh"
 #include "kernels/ops.h"

@@ -9,6 +9,7 @@
 // previous gradient, as on the CPU. A dwte that is overwritten is set to 0 first, 4 bytes per element.
 #include <algorithm>
 
+#include "kernels/cuda/ptx.cuh"
 #include "kernels/cuda/reduce.cuh"
 #include "kernels/cuda/vector.cuh"
 #include "kernels/ops.h"

@@ -2,7 +2,6 @@
 // moves 12, cast 6.
 // Numerics: normal_fill uses double and only operations with defined bits (kernels/shared/normal.h), so that initial
 // weights are the same on CPU and GPU; cast rounds to nearest even.
-#include "kernels/cuda/reduce.cuh"
 #include "kernels/cuda/vector.cuh"
 #include "kernels/ops.h"
 #include "kernels/shared/dispatch.h"

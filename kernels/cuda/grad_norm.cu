@@ -5,6 +5,7 @@
 // chunks' sums. The order of both sums depends only on the chunks, not on their place in memory or on the GPU.
 #include <cmath>
 
+#include "kernels/cuda/ptx.cuh"
 #include "kernels/cuda/reduce.cuh"
 #include "kernels/cuda/vector.cuh"
 #include "kernels/ops.h"

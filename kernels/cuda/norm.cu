@@ -6,8 +6,11 @@
 // time from the cache. Moved per 16-bit element: 4 bytes, 8 with a branch.
 // Numerics: float sums; the variance is computed from the centered row (two passes over registers). The order of sums
 // does not depend on the packs per warp or on alignment, so a row gives the same bits with and without a branch.
+#include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/norm_parts.cuh"
+#include "kernels/cuda/ptx.cuh"
 #include "kernels/cuda/reduce.cuh"
+#include "kernels/cuda/vector.cuh"
 #include "kernels/ops.h"
 #include "kernels/shared/dispatch.h"
 

@@ -11,8 +11,11 @@
 #include <algorithm>
 
 #include "kernels/cuda/group_totals.h"
+#include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/norm_parts.cuh"
+#include "kernels/cuda/ptx.cuh"
 #include "kernels/cuda/reduce.cuh"
+#include "kernels/cuda/vector.cuh"
 #include "kernels/ops.h"
 #include "kernels/shared/dispatch.h"
 

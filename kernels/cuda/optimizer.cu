@@ -3,8 +3,8 @@
 // parameter. Numerics: float, with the same roundings as on the CPU and IEEE division and square root. One thread per
 // block computes the step's scalars in double. If a gradient is not finite (grad_norm), every block returns.
 
-#include "kernels/cuda/reduce.cuh"
 #include "kernels/cuda/vector.cuh"
+#include "kernels/ops.h"
 #include "kernels/shared/adamw.h"
 #include "kernels/shared/dispatch.h"
 

@@ -16,6 +16,7 @@
 #include "kernels/cuda/group_totals.h"
 #include "kernels/cuda/reduce.cuh"
 #include "kernels/cuda/vector.cuh"
+#include "kernels/ops.h"
 #include "kernels/shared/dispatch.h"
 #include "kernels/shared/qk_norm_rope.h"
 

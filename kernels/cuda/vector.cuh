@@ -7,7 +7,7 @@
 #include <bit>
 #include <initializer_list>
 
-#include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/launch.cuh"  // IWYU pragma: export
 #include "kernels/cuda/ptx.cuh"
 #include "kernels/tensor.h"
 

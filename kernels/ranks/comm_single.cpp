@@ -1,4 +1,5 @@
 // For binaries without a library for collectives: a single rank, so every collective is a no-op.
+#include "kernels/base/check.h"
 #include "kernels/comm.h"
 
 Comm open_comm(const CommSettings& settings) {

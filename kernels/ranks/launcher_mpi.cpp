@@ -1,5 +1,6 @@
 // mpirun does not pass rank 0's address, so GPU ranks started by it receive the address through MPI: initialize MPI,
 // broadcast one message, finalize MPI. Nothing later depends on MPI.
+#include "kernels/base/check.h"
 #include "kernels/comm.h"
 #include "kernels/ranks/mpi_text.h"
 

@@ -1,7 +1,6 @@
 // The memory layout of attention heads, the same in every backend.
 #pragma once
 
-#include "kernels/ops.h"
 
 namespace ops {
 

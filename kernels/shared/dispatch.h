@@ -3,9 +3,9 @@
 
 #include <initializer_list>
 
-#include "kernels/base/check.h"
+#include "kernels/base/check.h"  // IWYU pragma: export
 #include "kernels/base/choices.h"
-#include "kernels/tensor.h"
+#include "kernels/tensor.h"  // IWYU pragma: export
 
 namespace ops {
 

@@ -6,6 +6,7 @@
 #include <system_error>
 #include <thread>
 
+#include "kernels/base/check.h"
 #include "kernels/device.h"
 #include "runtime/checkpoint/save.h"
 #include "runtime/io/process.h"

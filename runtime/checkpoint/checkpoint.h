@@ -17,9 +17,10 @@
 #include <memory>
 #include <optional>
 
-#include "kernels/comm.h"
-#include "runtime/checkpoint/manifest.h"
-#include "runtime/checkpoint/safetensors.h"
+#include "kernels/comm.h"  // IWYU pragma: export
+#include "runtime/checkpoint/manifest.h"  // IWYU pragma: export
+#include "runtime/checkpoint/safetensors.h"  // IWYU pragma: export
+#include "runtime/config/config.h"  // IWYU pragma: export
 #include "runtime/io/files.h"
 #include "runtime/io/lock.h"
 

@@ -16,6 +16,7 @@
 #include <type_traits>
 
 #include "kernels/base/choices.h"
+#include "kernels/numeric.h"
 #include "runtime/io/json.h"
 
 template <class T> T value_of(const nlohmann::ordered_json& json, const std::string& place, const char* separator);

@@ -5,7 +5,11 @@
 #include <map>
 #include <utility>
 
+#include "runtime/checkpoint/manifest.h"
+#include "kernels/numeric.h"
+#include "kernels/tensor.h"
 #include "runtime/checkpoint/train_state.h"
+#include "runtime/config/config.h"
 #include "runtime/io/json.h"
 
 namespace {

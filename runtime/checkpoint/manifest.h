@@ -6,7 +6,7 @@
 #pragma once
 
 #include "kernels/base/check.h"
-#include "kernels/tensor.h"
+#include "kernels/tensor.h"  // IWYU pragma: export
 #include "runtime/config/config.h"
 #include "runtime/config/divergence.h"
 #include "runtime/config/loss_scale.h"

@@ -1,7 +1,7 @@
 // The stages of a save, shared by foreground and background saves.
 #pragma once
 
-#include "runtime/checkpoint/checkpoint.h"
+#include "runtime/checkpoint/checkpoint.h"  // IWYU pragma: export
 #include "runtime/checkpoint/shard.h"
 
 struct CheckpointSave {

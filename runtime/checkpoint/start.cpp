@@ -1,6 +1,5 @@
 
 #include "kernels/base/check.h"
-#include "kernels/device.h"
 #include "runtime/checkpoint/checkpoint.h"
 #include "runtime/cluster/cluster.h"
 #include "runtime/config/loss_scale.h"

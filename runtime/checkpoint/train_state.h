@@ -1,8 +1,8 @@
 // The fields of "state" in the manifest.
 #pragma once
 
-#include "runtime/checkpoint/fields.h"
 #include "runtime/checkpoint/manifest.h"
+#include "runtime/config/config.h"
 #include "runtime/config/divergence.h"
 #include "runtime/config/loss_scale.h"
 #include "runtime/config/schedule.h"

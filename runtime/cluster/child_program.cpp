@@ -10,6 +10,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "kernels/base/check.h"
 #include "runtime/cluster/socket.h"
 
 namespace {

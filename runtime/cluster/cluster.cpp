@@ -9,7 +9,10 @@
 
 #include "runtime/cluster/background_thread.h"
 #include "runtime/cluster/child_program.h"
+#include "runtime/cluster/rank_reports.h"
+#include "runtime/cluster/rendezvous.h"
 #include "runtime/cluster/shared_segments.h"
+#include "runtime/io/files.h"
 #include "runtime/io/installation.h"
 #include "runtime/io/process.h"
 

@@ -4,11 +4,13 @@
 
 #include <exception>
 
-#include "kernels/comm.h"
-#include "runtime/cluster/control_channel.h"
-#include "runtime/cluster/local_launcher.h"
-#include "runtime/cluster/supervisor.h"
-#include "runtime/config/config.h"
+#include "kernels/base/check.h"
+#include "kernels/comm.h"  // IWYU pragma: export
+#include "runtime/cluster/control_channel.h"  // IWYU pragma: export
+#include "runtime/cluster/local_launcher.h"  // IWYU pragma: export
+#include "runtime/cluster/rank_environment.h"  // IWYU pragma: export
+#include "runtime/cluster/supervisor.h"  // IWYU pragma: export
+#include "runtime/config/config.h"  // IWYU pragma: export
 
 // Returns the timeouts that a configuration sets.
 ControlSettings control_settings(const Config& config);

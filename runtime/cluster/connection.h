@@ -7,6 +7,7 @@
 
 #include "runtime/cluster/socket.h"
 #include "runtime/cluster/wire_format.h"
+#include "runtime/io/files.h"
 
 class Connection {
 public:

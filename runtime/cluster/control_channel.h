@@ -20,7 +20,14 @@
 #include <memory>
 #include <thread>
 
-#include "runtime/cluster/rank_monitor.h"
+#include "kernels/base/check.h"
+#include "runtime/cluster/connection.h"
+#include "runtime/cluster/rank_environment.h"
+#include "runtime/cluster/rank_monitor.h"  // IWYU pragma: export
+#include "runtime/cluster/rendezvous.h"
+#include "runtime/cluster/socket.h"
+#include "runtime/cluster/wire_format.h"
+#include "runtime/io/files.h"
 
 // With one rank all calls are no-ops: no socket, no thread. If a channel is destroyed before leave() is called, the
 // other ranks treat this one as dead.

@@ -8,8 +8,10 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "kernels/base/check.h"
 #include "runtime/cluster/child_program.h"
 #include "runtime/cluster/socket.h"
+#include "runtime/io/files.h"
 #include "runtime/io/process.h"
 
 namespace {

@@ -6,7 +6,10 @@
 #include <mutex>
 #include <optional>
 
+#include "kernels/base/check.h"
 #include "runtime/cluster/rendezvous.h"
+#include "runtime/cluster/socket.h"
+#include "runtime/cluster/wire_format.h"
 
 // The activity of a rank. Each phase has its own timeout.
 enum class Phase : int { start, step, evaluation, save };

@@ -10,6 +10,8 @@
 #include <ranges>
 
 #include "runtime/cluster/background_thread.h"
+#include "runtime/cluster/rendezvous.h"
+#include "runtime/cluster/wire_format.h"
 #include "runtime/io/process.h"
 
 namespace {

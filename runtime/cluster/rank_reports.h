@@ -6,7 +6,10 @@
 #include <memory>
 #include <thread>
 
+#include "runtime/cluster/rank_environment.h"
 #include "runtime/cluster/rank_monitor.h"
+#include "runtime/cluster/socket.h"
+#include "runtime/io/files.h"
 
 // A rank's side: returns a thread that sends reports until it is stopped; none without a supervisor.
 std::jthread start_reports(const RankEnvironment& environment, std::shared_ptr<const RankActivity> activity,

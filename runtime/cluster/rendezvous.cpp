@@ -11,6 +11,10 @@
 #include <list>
 #include <map>
 
+#include "kernels/base/check.h"
+#include "runtime/cluster/socket.h"
+#include "runtime/cluster/wire_format.h"
+#include "runtime/io/files.h"
 #include "runtime/io/process.h"
 
 namespace {

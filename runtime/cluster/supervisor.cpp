@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "runtime/cluster/shared_segments.h"
+#include "runtime/cluster/socket.h"
 
 namespace {
 

@@ -1,6 +1,7 @@
 // `train_gpt --supervise`: starts a run, monitors it, and restarts it after failures that a restart may fix.
 #pragma once
 
+#include "kernels/base/check.h"
 #include "runtime/cluster/child_program.h"
 #include "runtime/cluster/rank_reports.h"
 

@@ -1,5 +1,6 @@
 // Checks the keys of a configuration against each other.
 #include "kernels/base/check.h"
+#include "kernels/numeric.h"
 
 #include <algorithm>
 

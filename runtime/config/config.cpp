@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <regex>
 
+#include "runtime/config/config.h"
 #include "runtime/config/options.h"
 #include "runtime/config/schedule.h"
 #include "runtime/io/files.h"

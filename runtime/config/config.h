@@ -14,8 +14,9 @@
 #include <string_view>
 #include <vector>
 
-#include "kernels/base/choices.h"
-#include "model/shape.h"
+#include "kernels/base/choices.h"  // IWYU pragma: export
+#include "kernels/numeric.h"
+#include "model/shape.h"  // IWYU pragma: export
 
 inline constexpr int kMostSteps = 1'000'000'000;  // of a run
 

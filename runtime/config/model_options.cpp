@@ -2,7 +2,10 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "kernels/base/choices.h"
 #include "kernels/base/dropout.h"
+#include "model/shape.h"
+#include "runtime/config/config.h"
 #include "runtime/config/options.h"
 
 std::vector<Option> model_options(Config& config) {

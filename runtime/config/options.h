@@ -5,6 +5,7 @@
 #include <nlohmann/json_fwd.hpp>
 #include <variant>
 
+#include "kernels/numeric.h"
 #include "runtime/config/config.h"
 
 // The allowed values of an option: numbers in [low, high]; any text that can be a path; every choice of an enum.

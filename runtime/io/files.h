@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/base/check.h"
+#include "kernels/base/check.h"  // IWYU pragma: export
 
 // Owns a descriptor of a file or socket; -1: none. The destructor closes it and preserves errno.
 class FileDescriptor {

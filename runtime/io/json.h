@@ -6,7 +6,7 @@
 #include <string>
 #include <string_view>
 
-#include "kernels/base/check.h"
+#include "kernels/base/check.h"  // IWYU pragma: export
 
 struct JsonLimits {
     size_t max_depth = 64;

@@ -8,7 +8,6 @@
 #include <exception>
 #include <thread>
 
-#include "runtime/config/config.h"
 #include "runtime/config/divergence.h"
 #include "runtime/logging/log_file.h"
 

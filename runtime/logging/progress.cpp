@@ -3,6 +3,7 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "kernels/base/check.h"
 #include "runtime/io/process.h"
 #include "runtime/logging/logging.h"
 

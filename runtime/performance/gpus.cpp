@@ -1,6 +1,7 @@
 #include <cctype>
 #include <nlohmann/json.hpp>
 
+#include "kernels/numeric.h"
 #include "runtime/config/config.h"
 #include "runtime/io/json.h"
 #include "runtime/performance/performance.h"

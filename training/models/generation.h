@@ -3,6 +3,8 @@
 
 #include <functional>
 
+#include "data/tokenizer/tokenizer.h"
+#include "model/gpt.h"
 #include "training/models/model_io.h"
 
 // Ends a text before a stop string. Holds back the end of the text while it may be the beginning of one.

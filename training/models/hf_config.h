@@ -4,6 +4,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "kernels/numeric.h"
 #include "runtime/config/config.h"
 
 // The model that a config.json describes. Fails with Exit::config, naming `origin` and the key, if the architecture is

@@ -2,7 +2,9 @@
 // then arrays without gaps.
 #pragma once
 
-#include "model/llmc.h"
+#include "kernels/numeric.h"
+#include "model/gpt.h"
+#include "model/shape.h"
 #include "runtime/io/files.h"
 
 // Returns whether the first bytes identify an llm.c model, valid or not, of GPT-2's or Llama 3's architecture.

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "kernels/base/batch.h"
 #include "model/huggingface.h"
 #include "model/plan.h"
 #include "runtime/io/files.h"

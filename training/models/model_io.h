@@ -5,10 +5,11 @@
 #include "data/shards/dataset.h"
 #include "data/shards/loader.h"
 #include "model/evaluate.h"
+#include "model/gpt.h"  // IWYU pragma: export
+#include "model/options.h"
 #include "runtime/checkpoint/checkpoint.h"
 #include "runtime/cluster/cluster.h"
-#include "runtime/config/config.h"
-#include "training/models/votes.h"
+#include "runtime/config/config.h"  // IWYU pragma: export
 
 namespace CLI {
 class App;

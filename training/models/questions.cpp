@@ -4,6 +4,8 @@
 #include <set>
 
 #include "data/shards/shards.h"
+#include "kernels/base/check.h"
+#include "model/evaluate.h"
 #include "runtime/io/reject_file.h"
 
 std::vector<QuestionSet> read_questions(const std::vector<std::string>& patterns, const std::string& key,

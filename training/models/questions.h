@@ -2,6 +2,9 @@
 #pragma once
 
 #include "data/evaluation/questions.h"
+#include "data/tokenizer/tokenizer.h"
+#include "model/gpt.h"
+#include "runtime/config/config.h"
 #include "runtime/logging/logging.h"
 #include "training/models/model_io.h"
 

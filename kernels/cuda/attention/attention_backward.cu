@@ -15,8 +15,18 @@
 // Numerics: as in the forward op. P and dS (before scale) are rounded to T before multiplication; all sums are float.
 #include <bit>
 
+#include "kernels/base/dropout.h"
 #include "kernels/cuda/attention/attention_general_backward.cuh"
+#include "kernels/cuda/attention/attention_layout.cuh"
 #include "kernels/cuda/attention/attention_masks.cuh"
+#include "kernels/cuda/attention/attention_tiles.cuh"
+#include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/ptx.cuh"
+#include "kernels/cuda/reduce.cuh"
+#include "kernels/cuda/vector.cuh"
+#include "kernels/device.h"
+#include "kernels/ops.h"
+#include "kernels/shared/attention_layout.h"
 #include "kernels/shared/dispatch.h"
 
 // Why two kernels: five GEMMs would be enough, but then dQ is a sum over blocks of keys. Atomics are not deterministic.

@@ -9,6 +9,9 @@
 // position. The block of a group's first head writes the row's key and value to the cache; all blocks read them from
 // qkv, so that no block waits for another.
 #include "kernels/cuda/attention/attention_layout.cuh"
+#include "kernels/cuda/launch.cuh"
+#include "kernels/device.h"
+#include "kernels/ops.h"
 #include "kernels/shared/dispatch.h"
 
 namespace ops {

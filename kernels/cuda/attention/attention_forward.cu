@@ -14,7 +14,16 @@
 // the values; lse uses the unrounded numbers. A soft cap's tanh is float, within 2^-21.
 // Other head sizes, float and unaligned memory: attention_general_forward.cuh.
 #include "kernels/cuda/attention/attention_general_forward.cuh"
+#include "kernels/cuda/attention/attention_layout.cuh"
 #include "kernels/cuda/attention/attention_masks.cuh"
+#include "kernels/cuda/attention/attention_tiles.cuh"
+#include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/ptx.cuh"
+#include "kernels/cuda/reduce.cuh"
+#include "kernels/cuda/vector.cuh"
+#include "kernels/device.h"
+#include "kernels/ops.h"
+#include "kernels/shared/attention_layout.h"
 #include "kernels/shared/dispatch.h"
 
 namespace ops {

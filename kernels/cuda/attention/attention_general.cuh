@@ -5,9 +5,9 @@
 // memory read per multiplication: at best a quarter of the FP32 rate.
 #pragma once
 
-#include "kernels/cuda/attention/attention_layout.cuh"
-#include "kernels/cuda/launch.cuh"
+#include "kernels/base/dropout.h"
 #include "kernels/numeric.h"
+#include "kernels/shared/attention_layout.h"
 
 namespace ops {
 

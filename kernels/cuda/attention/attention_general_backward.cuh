@@ -5,6 +5,13 @@
 #pragma once
 
 #include "kernels/cuda/attention/attention_general.cuh"
+#include "kernels/cuda/attention/attention_layout.cuh"
+#include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/reduce.cuh"
+#include "kernels/device.h"
+#include "kernels/numeric.h"
+#include "kernels/ops.h"
+#include "kernels/shared/attention_layout.h"
 
 namespace ops {
 

@@ -5,8 +5,9 @@
 #include <limits>
 
 #include "kernels/base/check.h"
-#include "kernels/cuda/reduce.cuh"
+#include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/vector.cuh"
+#include "kernels/ops.h"
 #include "kernels/shared/attention_layout.h"
 
 namespace ops {

@@ -9,9 +9,11 @@
 // 2q, 2q + 1 of row g, then of row g + 8. So two adjacent accumulators, rounded, are the A fragment of the next MMA.
 #pragma once
 
-#include "kernels/cuda/attention/attention_layout.cuh"
-#include "kernels/cuda/launch.cuh"
-#include "kernels/cuda/ptx.cuh"
+#include "kernels/base/dropout.h"
+#include "kernels/cuda/attention/attention_layout.cuh"  // IWYU pragma: export
+#include "kernels/cuda/ptx.cuh"  // IWYU pragma: export
+#include "kernels/numeric.h"
+#include "kernels/shared/attention_layout.h"  // IWYU pragma: export
 
 namespace ops {
 

@@ -12,8 +12,12 @@
 #include <algorithm>
 
 #include "kernels/cuda/matmul/matmul.h"
+#include "kernels/base/choices.h"
 #include "kernels/cuda/matmul/matmul_epilogue.h"
+#include "kernels/cuda/matmul/matmul_plan.h"
 #include "kernels/cuda/matmul/matmul_products.h"
+#include "kernels/device.h"
+#include "kernels/ops.h"
 #include "kernels/shared/dispatch.h"
 
 namespace {

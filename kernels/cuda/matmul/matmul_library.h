@@ -9,6 +9,8 @@
 #include <vector>
 
 #include "kernels/cuda/matmul/matmul_plan.h"
+#include "kernels/device.h"
+#include "kernels/numeric.h"
 
 // A cublasLtMatmulAlgo_t that can be compared.
 using MatmulAlgorithm = std::array<uint64_t, 8>;

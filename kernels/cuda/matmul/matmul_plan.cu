@@ -2,6 +2,7 @@
 #include <map>
 #include <utility>
 
+#include "kernels/cuda/matmul/matmul_plan.h"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/matmul/matmul.h"
 #include "kernels/cuda/matmul/matmul_library.h"
