@@ -77,7 +77,7 @@ int main(int argc, char** argv) {
                 profiler.begin_step();
                 StepTimer timer(run);
                 run.gpt.begin_step({.loss_scale = run.state.progress.loss_scale.scale,
-                                    .learning_rate = learning_rate(config, run.course, run.state.step + 1),
+                                    .learning_rate = learning_rate(config, run.length, run.state.step + 1),
                                     .measure = norms_are_due(run),
                                     .update = run.state.progress.updates + 1,
                                     .first_sample = run.state.progress.cursor});
@@ -104,12 +104,12 @@ int main(int argc, char** argv) {
                 profiler.end_step(step.record, must_stop || run.is_complete());
                 end_if(run, run.error);
                 if (must_stop && !run.is_complete()) {
-                    run.progress.say(
+                    run.progress.print(
                         format("step %d | stopped by signal %d; --resume continues", run.state.step, stop_signal()));
                     return Exit::again;
                 }
             }
-            say_summary(run);
+            print_summary(run);
             return Exit::ok;
         });
     });

@@ -61,7 +61,7 @@ void add_training(CLI::App& app, CommandLine& line) {
     auto* at_step = app.add_option_function<int64_t>("--resume-step", resume_step,
                                                      "continue from the checkpoint of this step; later ones are moved "
                                                      "aside")
-                        ->check(integer_in(0, kMostSteps));
+                        ->check(integer_in(0, kMaxSteps));
     resume->excludes(automatic)->excludes(fresh);
     automatic->excludes(fresh);
     at_step->excludes(automatic)->excludes(fresh);
@@ -122,9 +122,9 @@ void check_is_file(const CLI::App& app, const std::string& config) {
     if (config.empty() || is_path || file_exists(config) || directory_exists(config)) return;
     std::vector<std::string> names;
     for (const CLI::App* command : app.get_subcommands({})) names.push_back(command->get_name());
-    fail(Exit::usage, "\"%s\" is neither a command nor a file%s (see --help)", config,
-         config == "resume" ? "; to continue a run, use train_gpt RUN/config.json --resume"
-                            : suggestion(config, names));
+    fail(
+        Exit::usage, "\"%s\" is neither a command nor a file%s (see --help)", config,
+        config == "resume" ? "; to continue a run, use train_gpt RUN/config.json --resume" : suggestion(config, names));
 }
 
 [[noreturn]] void fail_misplaced(const std::string& option, const CLI::App& command) {

@@ -19,7 +19,7 @@ struct Options {
     std::string checkpoint;
     std::string directory;
     std::string dtype = name_of(Dtype::fp32);
-    uint64_t most_bytes = kMostSafetensorsBytes;  // maximum size of a file of weights
+    uint64_t most_bytes = kMaxSafetensorsBytes;  // maximum size of a file of weights
 };
 
 // "step 20, loss 3.1" of the last record of a kind; empty if there is none.

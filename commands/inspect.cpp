@@ -63,7 +63,7 @@ void inspect_tokenizer(const std::string& path) {
                       tokenizer.rules().byte_tokens.empty() ? "byte-level" : "character-level"));
     print_line(format("%d tokens, %zu merges, %s is %d", tokenizer.vocab_size(), tokenizer.merges().size(),
                       tokenizer.token(tokenizer.eot()).c_str(), tokenizer.eot()));
-    if (const std::string remark = tokenizer.remark(); !remark.empty()) print_line(remark);
+    if (const std::string warning = tokenizer.warning(); !warning.empty()) print_line(warning);
     print_line("xxh3 " + tokenizer.digest());
 }
 

@@ -1,5 +1,3 @@
-#include "data/shards/dataset.h"
-#include "kernels/numeric.h"
 #include "model/plan.h"
 
 #include <CLI/App.hpp>
@@ -7,6 +5,8 @@
 #include <nlohmann/json.hpp>
 
 #include "commands/command_line.h"
+#include "data/shards/dataset.h"
+#include "kernels/numeric.h"
 #include "runtime/io/files.h"
 #include "runtime/io/process.h"
 #include "runtime/performance/performance.h"

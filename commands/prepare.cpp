@@ -1,10 +1,10 @@
 #include "data/prepare/prepare.h"
-#include "runtime/checkpoint/checkpoint.h"
 
 #include <CLI/App.hpp>
 
 #include "commands/command_line.h"
 #include "commands/suggest_config.h"
+#include "runtime/checkpoint/checkpoint.h"
 #include "runtime/io/files.h"
 #include "runtime/io/installation.h"
 #include "runtime/io/process.h"
@@ -49,7 +49,7 @@ void write_config(const Options& options, const PrepareSummary& data) {
     print_line(format("%g minutes on this machine: about %s steps of %ld tokens, %.1f passes over the text",
                       options.minutes, number_text(suggestion->steps()).c_str(), config.train.total_batch_tokens,
                       suggestion->tokens() / double(data.train.tokens) * copies));
-    print_line(format("next: %s %s", path_to_type(program_path()).c_str(), path.c_str()));
+    print_line(format("next: %s %s", command_path(program_path()).c_str(), path.c_str()));
 }
 
 }  // namespace

@@ -37,7 +37,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 using Values = std::vector<double>;
 
-constexpr size_t kMostSamples = 100, kMostSampleBytes = 8000, kMostSkipped = 1000;
+constexpr size_t kMaxSamples = 100, kMaxSampleBytes = 8000, kMaxSkipped = 1000;
 
 Values finite(const Values* values) {
     Values result;
@@ -104,7 +104,7 @@ Json column_json(const Values& values, size_t group) {
 
 Json table_json(const RecordTable& table) {
     const size_t count = table.steps.size();
-    const size_t group = count <= kMostPoints ? 1 : (count + kMostPoints / 2 - 1) / (kMostPoints / 2);
+    const size_t group = count <= kMaxPoints ? 1 : (count + kMaxPoints / 2 - 1) / (kMaxPoints / 2);
     Json steps = Json::array(), columns = Json::object();
     for (size_t begin = 0; begin < count; begin += group)
         steps.push_back(rounded(table.steps[(begin + std::min(begin + group, count) - 1) / 2]));
@@ -115,19 +115,19 @@ Json table_json(const RecordTable& table) {
 // Samples spread evenly over the run, including the first and the last.
 Json samples_json(const std::vector<Sample>& samples) {
     Json chosen = Json::array();
-    const size_t count = std::min(samples.size(), kMostSamples);
+    const size_t count = std::min(samples.size(), kMaxSamples);
     for (size_t i = 0; i < count; i++) {
         const Sample& sample = samples[count == 1 ? 0 : i * (samples.size() - 1) / (count - 1)];
-        chosen.push_back({{"step", sample.step}, {"text", sample.text.substr(0, kMostSampleBytes)}});
+        chosen.push_back({{"step", sample.step}, {"text", sample.text.substr(0, kMaxSampleBytes)}});
     }
     return chosen;
 }
 
 // A JSON file of the run directory. Returns {} if it is missing or damaged; adds a note if it is damaged.
 Json file_json(const std::string& path, Json& notes) {
-    constexpr size_t kLargestFile = 1 << 22;
+    constexpr size_t kMaxFile = 1 << 22;
     if (!file_exists(path)) return Json::object();
-    const Json json = parse_json_or_null(read_file(path, kLargestFile));
+    const Json json = parse_json_or_null(read_file(path, kMaxFile));
     if (json.is_object()) return json;
     notes.push_back(path + " is damaged");
     return Json::object();
@@ -136,7 +136,7 @@ Json file_json(const std::string& path, Json& notes) {
 Json run_json(const RunRecords& run) {
     Json tables = Json::object(), skipped = Json::array(), notes = run.notes;
     for (const auto& [kind, table] : run.tables) tables[kind] = table_json(table);
-    for (size_t i = 0; i < std::min(run.skipped.size(), kMostSkipped); i++)
+    for (size_t i = 0; i < std::min(run.skipped.size(), kMaxSkipped); i++)
         skipped.push_back({run.skipped[i].step, run.skipped[i].tensor});
     const Json config = file_json(run.dir + "/config.json", notes), file = file_json(run.dir + "/run.json", notes);
     return {{"dir", run.dir},

@@ -12,7 +12,7 @@
 //   skipped                             the number of skipped updates
 std::map<std::string, double> summary_of(const RunRecords& run);
 
-// Returns the page. Runs of `kMostPoints` steps or more are downsampled: groups of neighboring steps are stored as
+// Returns the page. Runs of `kMaxPoints` steps or more are downsampled: groups of neighboring steps are stored as
 // mean, minimum and maximum.
-inline constexpr size_t kMostPoints = 4000;
+inline constexpr size_t kMaxPoints = 4000;
 std::string report_page(const std::vector<RunRecords>& runs);

@@ -8,7 +8,7 @@
 namespace {
 
 // Limits above what any version writes; a file with more is not metrics.jsonl.
-constexpr size_t kMostKinds = 32, kMostColumns = 128;
+constexpr size_t kMaxKinds = 32, kMaxColumns = 128;
 
 void drop_from_step(RecordTable& table, double step) {
     while (!table.steps.empty() && table.steps.back() >= step) table.steps.pop_back();
@@ -19,7 +19,7 @@ void add_row(RecordTable& table, double step, const nlohmann::json& record) {
     drop_from_step(table, step);
     for (const auto& [name, value] : record.items()) {
         if (!value.is_number() || name == "step") continue;
-        if (!table.columns.contains(name) && table.columns.size() == kMostColumns) continue;
+        if (!table.columns.contains(name) && table.columns.size() == kMaxColumns) continue;
         std::vector<double>& values = table.columns[name];
         values.resize(table.steps.size(), NAN);
         values.push_back(value.get<double>());
@@ -71,7 +71,7 @@ bool RunRecords::add_record(std::string_view line) {
     const auto record = nlohmann::json::parse(line, nullptr, false);
     if (!record.is_object() || !record.contains("step") || !record["step"].is_number_unsigned()) return false;
     const std::string kind = text_of(record, "kind"), tensor = text_of(record, "skipped");
-    if (kind.empty() || (!tables.contains(kind) && tables.size() == kMostKinds)) return false;
+    if (kind.empty() || (!tables.contains(kind) && tables.size() == kMaxKinds)) return false;
     const double step = record["step"].get<double>();
     add_row(tables[kind], step, record);
     if (kind != "train") return true;

@@ -7,7 +7,6 @@
 #include <string_view>
 #include <vector>
 
-
 // The records of one kind, in ascending order of steps. A value that is not a finite number is NaN.
 struct RecordTable {
     std::vector<double> steps;

@@ -17,7 +17,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr size_t kMostAtOnce = 16;  // texts generated in one batch: each needs memory for its KV cache
+constexpr size_t kMaxAtOnce = 16;  // texts generated in one batch: each needs memory for its KV cache
 
 struct Options {
     std::string model;
@@ -48,7 +48,7 @@ std::string check_stop(const std::string& text) {
 
 void print_samples(const Options& options) {
     const std::vector<std::string> prompts = all_prompts(options);
-    const int at_once = int(std::min(prompts.size(), kMostAtOnce));
+    const int at_once = int(std::min(prompts.size(), kMaxAtOnce));
     LoadedModel model = load_model(options.model, 1, options.tokenizer, at_once);
     if (!model.tokenizer)
         fail(Exit::no_input, "%s has no tokenizer.json; specify a tokenizer with --tokenizer", options.model);

@@ -18,8 +18,8 @@ constexpr ModelSize kSeries[] = {{2, 2, 64, 64},      {4, 4, 128, 64},      {6, 
                                  {6, 6, 384, 256},    {8, 8, 512, 256},     {12, 10, 640, 512},
                                  {12, 12, 768, 1024}, {24, 16, 1024, 1024}, {36, 20, 1280, 1024}};
 
-constexpr double kTokensPerParameter = 10, kParametersPerByte = 1.5, kMostUsefulSteps = 20000;
-constexpr int64_t kLargestBatch = 1 << 19;  // tokens, as for GPT-2
+constexpr double kTokensPerParameter = 10, kParametersPerByte = 1.5, kMaxUsefulSteps = 20000;
+constexpr int64_t kMaxBatch = 1 << 19;  // tokens, as for GPT-2
 
 Config config_of(const SuggestionInputs& inputs, const ModelSize& size) {
     namespace fs = std::filesystem;
@@ -53,11 +53,11 @@ Config config_of(const SuggestionInputs& inputs, const ModelSize& size) {
 void fit_to_pace(Suggestion& suggestion, const SuggestionInputs& inputs) {
     Config& c = suggestion.config;
     // With more steps than this, a larger batch is more useful.
-    while (suggestion.steps() > 2 * kMostUsefulSteps && c.train.total_batch_tokens < kLargestBatch) {
+    while (suggestion.steps() > 2 * kMaxUsefulSteps && c.train.total_batch_tokens < kMaxBatch) {
         c.train.total_batch_tokens *= 2;
         suggestion.step_s *= 2;
     }
-    auto every = [&](int times) { return std::max(1, int(std::min<double>(suggestion.steps() / times, kMostSteps))); };
+    auto every = [&](int times) { return std::max(1, int(std::min<double>(suggestion.steps() / times, kMaxSteps))); };
     c.log.every_steps = every(50);
     c.sample.every_steps = inputs.has_tokenizer ? every(5) : 0;
     c.sample.tokens = std::min(100, c.train.seq_len);
@@ -94,7 +94,7 @@ std::optional<Suggestion> suggest_config(const SuggestionInputs& inputs, const S
 
 double measured_step_s(const Config& config) {
     constexpr double kLong_s = 0.3;
-    constexpr int kFewest = 5;
+    constexpr int kMin = 5;
     GptOptions options = gpt_options(config);
     options.head_rows = default_head_rows(options.batch, options.seq_len);
     Gpt gpt(options, comm_single());
@@ -105,7 +105,7 @@ double measured_step_s(const Config& config) {
 
     std::vector<double> times_s;
     const double start_ms = now_ms();
-    for (int step = 1; step <= kFewest || now_ms() - start_ms < 1000 * kLong_s; step++) {
+    for (int step = 1; step <= kMin || now_ms() - start_ms < 1000 * kLong_s; step++) {
         const double before_ms = now_ms();
         gpt.begin_step({.learning_rate = 0, .update = step});
         gpt.forward(tokens.data());

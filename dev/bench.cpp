@@ -190,7 +190,7 @@ private:
         const TokenWork token = token_work(work.shape, work.seq_len);
         const double flops = flops_per_token({token.parameters, token.attended});
         const auto mfu =
-            model_flops_utilisation(flops, tokens_per_s, peak_flops_per_s(device_.name, precision, settings_.tf32));
+            model_flops_utilization(flops, tokens_per_s, peak_flops_per_s(device_.name, precision, settings_.tf32));
         result["step_ms"] = ms.median, result["step_ms_min"] = ms.min, result["step_ms_max"] = ms.max;
         result["steps"] = ms.count;
         result["tokens_per_s"] = tokens_per_s;

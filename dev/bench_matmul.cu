@@ -64,10 +64,10 @@ public:
     }
     void count_differences(int* out) const {
         constexpr int kThreads = 256;
-        constexpr size_t kMostBlocks = 1024;
+        constexpr size_t kMaxBlocks = 1024;
         for (size_t i = 0; i < outputs_.size(); i++) {
             const size_t words = outputs_[i].count / sizeof(uint32_t);
-            const size_t blocks = std::min(kMostBlocks, (words + kThreads - 1) / kThreads);
+            const size_t blocks = std::min(kMaxBlocks, (words + kThreads - 1) / kThreads);
             launch(count_differences_kernel,
                    {.name = "count_differences", .blocks = dim3(unsigned(blocks)), .threads = kThreads}, Stream{},
                    CountDifferences{.out = out,
@@ -137,7 +137,7 @@ std::string words_of_reduction(long scheme) {
 }
 
 // Numbers as in cublasLt.h's enumerations.
-std::string words_of(const MatmulAlgorithm& stored) {
+std::string text_key(const MatmulAlgorithm& stored) {
     const auto algorithm = std::bit_cast<cublasLtMatmulAlgo_t>(stored);
     return format("id %ld tile %ld stages %ld cluster %ld split-k %ld reduction %s swizzle %ld custom %ld inner %ld",
                   attribute<int32_t>(algorithm, CUBLASLT_ALGO_CONFIG_ID),
@@ -162,8 +162,8 @@ constexpr int kFirstRuns = 3;
 constexpr double kFirstMs = 300;  // time limit of the choice of finalists; the library ranks the others lower
 constexpr size_t kFinalists = 6;
 constexpr double kTurnMs = 2, kFinalMs = 110;      // approximate length of a turn, and of all turns
-constexpr int kMostRunsOfTurn = 8;                 // for GEMMs so small that launches dominate
-constexpr int kTurns = 9, kLeastTurns = 3;         // per finalist
+constexpr int kMaxRunsPerTurn = 8;                 // for GEMMs so small that launches dominate
+constexpr int kTurns = 9, kMinTurns = 3;           // per finalist
 constexpr int kWarmUpRuns = 256, kWarmUpLap = 16;  // an idle GPU runs at low clocks
 constexpr double kWarmUpMs = 100;
 
@@ -174,7 +174,7 @@ struct TimedAlgorithm {
 };
 
 int runs_of_turn(const TimedAlgorithm& timed) {
-    return std::clamp(int(kTurnMs / std::max(timed.ms, 1e-3)), 1, kMostRunsOfTurn);
+    return std::clamp(int(kTurnMs / std::max(timed.ms, 1e-3)), 1, kMaxRunsPerTurn);
 }
 
 bool is_faster(const TimedAlgorithm& left, const TimedAlgorithm& right) { return left.ms < right.ms; }
@@ -256,7 +256,7 @@ private:
     void take_turns(std::vector<TimedAlgorithm>& finalists) {
         double round_ms = 0;
         for (const TimedAlgorithm& finalist : finalists) round_ms += runs_of_turn(finalist) * finalist.ms;
-        const int turns = std::clamp(int(kFinalMs / std::max(round_ms, 1e-3)), kLeastTurns, kTurns);
+        const int turns = std::clamp(int(kFinalMs / std::max(round_ms, 1e-3)), kMinTurns, kTurns);
         std::vector<Stopwatch> watches(size_t(turns) * finalists.size());
         for (size_t i = 0; i < watches.size(); i++) {
             const TimedAlgorithm& finalist = finalists[i % finalists.size()];
@@ -273,7 +273,7 @@ private:
 
     AlgorithmResult result_of(const TimedAlgorithm& timed, int repeats) {
         const int mismatches = mismatches_of(repeats, product_, [&] { must_run(timed.algorithm); });
-        return {.algorithm = words_of(timed.algorithm),
+        return {.algorithm = text_key(timed.algorithm),
                 .ms = timed.ms,
                 .tflops = flops_of(product_) / timed.ms * 1e-9,
                 .repeats = repeats,

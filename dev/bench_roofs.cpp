@@ -29,10 +29,10 @@ double copy_bytes_per_s(double seconds) {
 // Uses squares of growing size, until a GEMM takes some milliseconds by the host's clock; skips those so small that the
 // launch time matters.
 template <class T> double best_product_flops_per_s(double seconds) {
-    constexpr double kLeastMs = 0.1, kMostMs = 5;
-    constexpr int kLeast = 128, kLargest = 16384;
+    constexpr double kMinMs = 0.1, kMaxMs = 5;
+    constexpr int kMin = 128, kMax = 16384;
     double best = 0, once = 0;
-    for (int size = kLeast; size <= kLargest && once < kMostMs; size *= 2) {
+    for (int size = kMin; size <= kMax && once < kMaxMs; size *= 2) {
         const size_t count = size_t(size) * size_t(size);
         Arrays arrays;
         T *out = arrays.make<T>(count), *inp = arrays.make<T>(count), *weight = arrays.make<T>(count);
@@ -44,7 +44,7 @@ template <class T> double best_product_flops_per_s(double seconds) {
         multiply();
         synchronize(Stream{});
         once = host_ms() - start;
-        if (once < kLeastMs) continue;
+        if (once < kMinMs) continue;
         best = std::max(best, 2.0 * double(count) * size / time_calls(multiply, steady(seconds)).median * 1000);
     }
     return best;

@@ -19,7 +19,7 @@ Times times_of(std::vector<double> milliseconds) {
 }
 
 Times time_calls(const std::function<void()>& call, const Timing& timing) {
-    constexpr int kMostBatches = 200, kMostCalls = 1000;
+    constexpr int kMaxBatches = 200, kMaxCalls = 1000;
     double once = 0;  // by the host's clock, which limits the measurement
     for (int i = 0; i < timing.warm_up; i++) {
         const double start = host_ms();
@@ -27,8 +27,8 @@ Times time_calls(const std::function<void()>& call, const Timing& timing) {
         synchronize(Stream{});
         once = std::max(host_ms() - start, 1e-3);
     }
-    const int calls = std::clamp(int(timing.batch_ms / once), 1, kMostCalls);
-    const int batches = std::clamp(int(timing.total_ms / (once * calls)), timing.least, kMostBatches);
+    const int calls = std::clamp(int(timing.batch_ms / once), 1, kMaxCalls);
+    const int batches = std::clamp(int(timing.total_ms / (once * calls)), timing.least, kMaxBatches);
     std::vector<Stopwatch> watches(static_cast<size_t>(batches));
     for (Stopwatch& watch : watches) {
         watch.start(Stream{});

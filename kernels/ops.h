@@ -14,8 +14,8 @@
 
 #include "kernels/base/choices.h"  // IWYU pragma: export
 #include "kernels/base/dropout.h"  // IWYU pragma: export
-#include "kernels/device.h"  // IWYU pragma: export
-#include "kernels/tensor.h"  // IWYU pragma: export
+#include "kernels/device.h"        // IWYU pragma: export
+#include "kernels/tensor.h"        // IWYU pragma: export
 
 namespace ops {
 

@@ -1,8 +1,9 @@
 
+#include "model/gpt.h"
+
 #include <algorithm>
 #include <cmath>
 
-#include "model/gpt.h"
 #include "kernels/base/check.h"
 #include "kernels/base/dropout.h"
 #include "kernels/comm.h"
@@ -32,8 +33,8 @@ void check_options(const GptOptions& o) {
             "model: every size must be positive");
     const std::string problem = s.problem();
     require(problem.empty(), "%s", problem.c_str());
-    require(0 <= o.dropout && o.dropout <= ops::kLargestDropout, "model: dropout %g must be in [0, %g]", o.dropout,
-            ops::kLargestDropout);
+    require(0 <= o.dropout && o.dropout <= ops::kMaxDropout, "model: dropout %g must be in [0, %g]", o.dropout,
+            ops::kMaxDropout);
     require(o.cached_sequences >= 0 && o.cached_sequences <= (o.training ? 0 : o.batch * o.seq_len),
             "model: %d cached sequences, limit: the tokens of a batch, 0 in training", o.cached_sequences);
     require(o.batch > 0 && o.head_rows > 0, "model: batch %d and head_rows %d must be positive", o.batch, o.head_rows);
@@ -230,7 +231,7 @@ void load_tokens(GptState& s, PassSizes sizes, const int* tokens) {
 void loss_forward_backward(GptState& s, const LayerContext& x, const int* targets, int index, float grad_scale,
                            View dinp) {
     copy_to_device(s.targets, targets, size_t(x.rows) * sizeof(int), s.stream);
-    need_params(s, s.layout.bucket_of_head());
+    wait_params(s, s.layout.bucket_of_head());
     head_forward_backward(x, head_weights(s), s.acts.norm_f.out, s.options.head_rows,
                           {.logits = s.acts.logits.view,
                            .loss = s.acts.loss.view.as<float>(),
@@ -248,7 +249,7 @@ void loss_forward_backward(GptState& s, const LayerContext& x, const int* target
 
 void forward_pass(GptState& s, const LayerContext& x) {
     const bool is_measured = s.measure && s.micro_steps_done + 1 == s.options.micro_steps;
-    need_params(s, 0);
+    wait_params(s, 0);
     const Activation& input = s.acts.block[0].residual;
     const bool is_normed = s.options.shape.embedding_norm;
     embedding_forward(x, s.weights.wte, s.weights.wpe, s.tokens, is_normed ? s.acts.embedding : input);
@@ -261,8 +262,8 @@ void forward_pass(GptState& s, const LayerContext& x) {
     dropout_forward(x, DropoutSite::embedding, input);
     for (size_t layer = 0; layer < s.acts.block.size(); layer++) {
         const int bucket = s.layout.bucket_of_layer(int(layer));
-        need_params(s, bucket);
-        expect_params(s, bucket + 1);
+        wait_params(s, bucket);
+        prefetch_params(s, bucket + 1);
         const BlockActivations& block = s.acts.block[layer];
         block_forward(x.of_block(layer), s.weights.block[layer], block_input(s, layer), block);
         if (is_measured) measure_residual(s, block.norm1), measure_residual(s, block.norm2);
@@ -305,8 +306,8 @@ void Gpt::backward(const int* targets, float grad_scale) {
     for (size_t layer = s.acts.block.size(); layer-- > 0;) {
         const int index = s.layout.bucket_of_layer(int(layer));
         const Bucket& bucket = s.layout.buckets[size_t(index)];
-        need_params(s, index);
-        expect_params(s, index - 1);
+        wait_params(s, index);
+        prefetch_params(s, index - 1);
         if (int(layer) + 1 == bucket.first_layer + bucket.n_layers) begin_grads(s, index);
         block_forward(again.of_block(layer), s.weights.block[layer], block_input(s, layer), s.acts.block[layer]);
         block_backward(x.of_block(layer), s.weights.block[layer], s.acts.block[layer],
@@ -335,7 +336,7 @@ StepResult Gpt::end_step(std::span<const double> votes) {
     s.drops = false;
     finish_grads(s);
     update(s);
-    share_params(s);
+    gather_params(s);
     ops::GradNorm norm;
     copy_to_host(&norm, s.grad_norm, sizeof(norm), s.stream);
     const size_t first = places.loss(0, 0);  // only the device needs the entries before
@@ -411,6 +412,6 @@ void Gpt::masters_changed() {
     GptState& s = *state_;
     if (s.options.precision != Dtype::fp32)
         ops::cast({.out = s.own_param, .inp = s.master, .count = owned_elements(s)}, s.stream);
-    share_params(s);
+    gather_params(s);
     synchronize(s.stream);
 }

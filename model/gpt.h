@@ -98,7 +98,9 @@ public:
     void masters_changed();
 
     // Only model/ uses it.
-    struct GptState& state() { return *state_; }
+    struct GptState& state() {
+        return *state_;
+    }
 
 private:
     std::unique_ptr<struct GptState> state_;

@@ -31,7 +31,7 @@ void forward_tokens(GptState& s, const LayerContext& x, const int* tokens) {
 void logits_of_rows(GptState& s, int first, int count, float* logits) {
     const LayerContext x = inference_context(s, {count, 1});
     const ConstView inp = s.acts.norm_f.out.view.from(size_t(first) * size_t(s.options.shape.n_embd));
-    need_params(s, s.layout.bucket_of_head());
+    wait_params(s, s.layout.bucket_of_head());
     linear_forward(x, head_weights(s), inp, s.acts.logits);
     const size_t padded = size_t(s.options.shape.padded_vocab()), vocab = size_t(s.options.shape.vocab_size);
     std::vector<std::byte>& rows = s.host_logits;

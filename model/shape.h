@@ -79,7 +79,7 @@ struct GptShape {
     int head_channels() const { return head_size(); }
     int attention_channels() const { return n_head * head_size(); }
     int qkv_channels() const { return (n_head + 2 * kv_heads()) * head_size(); }
-    int kv_channels() const { return 2 * kv_heads() * head_size(); }  // keys and values, after the queries
+    int kv_channels() const { return 2 * kv_heads() * head_size(); }         // keys and values, after the queries
     int fc_channels() const { return gated_mlp ? 2 * hidden() : hidden(); }  // gate, then up
 
     // Whether the model has a tensor; used by tensor_table().

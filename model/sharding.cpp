@@ -28,7 +28,7 @@ void reduce_whole(GptState& s, int number) {
 }
 
 // Waits for the slot's sum and, unless it is the step's first, adds it to the earlier ones.
-void settle(GptState& s, BucketSlot& slot) {
+void accumulate(GptState& s, BucketSlot& slot) {
     if (slot.bucket < 0) return;
     wait(slot.ticket, s.comm, s.stream);
     if (slot.is_added) {
@@ -40,7 +40,7 @@ void settle(GptState& s, BucketSlot& slot) {
 
 }  // namespace
 
-void expect_params(GptState& s, int bucket) {
+void prefetch_params(GptState& s, int bucket) {
     if (s.options.keeps_whole_parameters() || bucket < 0 || size_t(bucket) >= s.layout.buckets.size()) return;
     BucketSlot& slot = s.param_slot[slot_of(s.layout, bucket)];
     if (slot.bucket == bucket) return;
@@ -50,15 +50,15 @@ void expect_params(GptState& s, int bucket) {
                              b.piece * size_of(s.own_param.dtype), s.comm, s.stream);
 }
 
-void need_params(GptState& s, int bucket) {
+void wait_params(GptState& s, int bucket) {
     if (!s.options.is_sharded()) return;
-    expect_params(s, bucket);
+    prefetch_params(s, bucket);
     const bool whole = s.options.keeps_whole_parameters();
     wait(whole ? s.param_ready[size_t(bucket)] : s.param_slot[slot_of(s.layout, bucket)].ticket, s.comm, s.stream);
 }
 
 void begin_grads(GptState& s, int bucket) {
-    if (!s.options.keeps_whole_gradients()) settle(s, s.grad_slot[slot_of(s.layout, bucket)]);
+    if (!s.options.keeps_whole_gradients()) accumulate(s, s.grad_slot[slot_of(s.layout, bucket)]);
 }
 
 void end_grads(GptState& s, int bucket, const MicroStep& micro) {
@@ -111,11 +111,11 @@ void finish_grads(GptState& s) {
         for (size_t bucket = 0; !is_alone(s) && bucket < s.layout.buckets.size(); bucket++)
             reduce_whole(s, int(bucket));
     }
-    for (BucketSlot& slot : s.grad_slot) settle(s, slot);
+    for (BucketSlot& slot : s.grad_slot) accumulate(s, slot);
     wait(s.grads_ready, s.comm, s.stream);
 }
 
-void share_params(GptState& s) {
+void gather_params(GptState& s) {
     for (BucketSlot& slot : s.param_slot) slot.bucket = -1;
     if (!s.options.is_sharded() || !s.options.keeps_whole_parameters()) return;
     for (size_t i = 0; i < s.layout.buckets.size(); i++) {

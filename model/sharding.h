@@ -14,11 +14,11 @@
 #include "model/state.h"
 
 // Work queued on the stream after this call may read the bucket's parameters.
-void need_params(GptState& s, int bucket);
+void wait_params(GptState& s, int bucket);
 
 // Prefetches a bucket: if parameters are sharded, starts to gather them. Requires that all work on the slot's previous
 // bucket, two away, has been queued on the stream. Does nothing if there is no such bucket.
-void expect_params(GptState& s, int bucket);
+void prefetch_params(GptState& s, int bucket);
 
 // Work queued on the stream after this call may write the bucket's gradients.
 void begin_grads(GptState& s, int bucket);
@@ -34,4 +34,4 @@ void end_micro_step(GptState& s);
 void finish_grads(GptState& s);
 
 // Call after own_param has been written, so that later passes read the new values.
-void share_params(GptState& s);
+void gather_params(GptState& s);

@@ -7,8 +7,8 @@
 #include "kernels/ops.h"
 #include "kernels/tensor.h"
 #include "model/activations.h"  // IWYU pragma: export
-#include "model/arena.h"  // IWYU pragma: export
-#include "model/gpt.h"  // IWYU pragma: export
+#include "model/arena.h"        // IWYU pragma: export
+#include "model/gpt.h"          // IWYU pragma: export
 #include "model/layers.h"
 
 // A micro-step's place within its step.

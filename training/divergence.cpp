@@ -25,7 +25,7 @@ std::optional<Checkpoint> find_healthy_checkpoint(TrainingRun& run) {
                 if (info.healthy && info.run_id == run.state.run_id && info.step < run.state.step)
                     checkpoint.emplace(std::move(candidate));
             } catch (const Error& error) {
-                run.progress.say(format("step %d | warning: %s", run.state.step, error.what()));
+                run.progress.print(format("step %d | warning: %s", run.state.step, error.what()));
             }
         }
         if (checkpoint) step = checkpoint->manifest().info.step;
@@ -67,8 +67,9 @@ void load(TrainingRun& run, const Checkpoint& checkpoint, const Divergence& dive
             if (rollback.to_step >= to_step)
                 run.log->write(RollbackRecord{rollback.to_step + 1, rollback, unix_time()});
     });
-    run.progress.say(format("step %d | rolling back to the checkpoint of step %d, skipping %zu samples: %s", from_step,
-                            to_step, size_t(rollbacks.back().skipped_samples), divergence.sentence.c_str()));
+    run.progress.print(format("step %d | rolling back to the checkpoint of step %d, skipping %zu samples: %s",
+                              from_step, to_step, size_t(rollbacks.back().skipped_samples),
+                              divergence.sentence.c_str()));
 }
 
 // "; --resume-step 900 continues from the last healthy checkpoint", or "" if there is none.
@@ -111,19 +112,18 @@ std::optional<Divergence> check_divergence(TrainingRun& run, const TrainRecord& 
     TrainState::Progress& progress = run.state.progress;
     const bool is_applied = record.skipped.empty();
     const bool is_routine = diagnosis.empty() && is_routine_skip(progress.loss_scale, run.config.loss_scale);
-    const auto judgement =
-        progress.divergence.judge(record.step, record.loss, is_applied, is_routine, train.spike_deviations);
+    const auto verdict =
+        progress.divergence.check(record.step, record.loss, is_applied, is_routine, train.spike_deviations);
     if (!diagnosis.empty())
-        return Divergence{false, train.on_nonfinite == OnNonFinite::rollback, diagnosis, record.loss, judgement.limit};
-    if (!judgement.is_spike) return std::nullopt;
+        return Divergence{false, train.on_nonfinite == OnNonFinite::rollback, diagnosis, record.loss, verdict.limit};
+    if (!verdict.is_spike) return std::nullopt;
     const std::string sentence = format(
         "step %d: loss spike: %.6g is above the limit of %.6g, %g deviations above "
         "the median of the last %zu steps",
-        record.step, record.loss, judgement.limit, train.spike_deviations,
-        progress.divergence.window.losses.size() - 1);
+        record.step, record.loss, verdict.limit, train.spike_deviations, progress.divergence.window.losses.size() - 1);
     if (train.on_spike != OnSpike::warn)
-        return Divergence{true, train.on_spike == OnSpike::rollback, sentence, record.loss, judgement.limit};
-    run.progress.say("warning: " + sentence);
+        return Divergence{true, train.on_spike == OnSpike::rollback, sentence, record.loss, verdict.limit};
+    run.progress.print("warning: " + sentence);
     return std::nullopt;
 }
 
@@ -136,7 +136,7 @@ bool roll_back(TrainingRun& run, Divergence& divergence) {
     }
     divergence.sentence += is_allowed ? "; there is no healthy checkpoint to roll back to"
                                       : format("; the run has already rolled back %zu times within %d steps",
-                                               DivergenceState::kMostRollbacks, DivergenceState::kRollbackSteps);
+                                               DivergenceState::kMaxRollbacks, DivergenceState::kRollbackSteps);
     return false;
 }
 

@@ -45,8 +45,8 @@ void validate(TrainingRun& run) {
     if (run.config.eval.patience > 0 || run.config.checkpoint.keep_best)
         run.must_keep |= run.state.progress.best.note(result.loss, run.state.step) && run.config.checkpoint.keep_best;
     if (run.has_ended_early())
-        run.progress.say(format("step %d | stopping early: no lower validation loss since step %d", run.state.step,
-                                run.state.progress.best.step));
+        run.progress.print(format("step %d | stopping early: no lower validation loss since step %d", run.state.step,
+                                  run.state.progress.best.step));
 }
 
 void ask_questions(TrainingRun& run) {

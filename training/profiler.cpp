@@ -63,11 +63,11 @@ Profiler::Profiler(const StepRange& steps, TrainingRun& run) : steps_(steps), ru
     const int next = run.state.step + 1;
     if (steps.last == 0 || steps.first >= next) return;
     if (steps.last < next) {
-        run.progress.say(format("profile  no trace: steps %d to %d are already done, the run continues at step %d",
-                                steps.first, steps.last, next));
+        run.progress.print(format("profile  no trace: steps %d to %d are already done, the run continues at step %d",
+                                  steps.first, steps.last, next));
         steps_ = {};
     } else {
-        run.progress.say(format("profile  begins with step %d: the earlier steps are already done", next));
+        run.progress.print(format("profile  begins with step %d: the earlier steps are already done", next));
         steps_.first = next;
     }
 }
@@ -120,9 +120,9 @@ void Profiler::end_step(const TrainRecord& record, bool is_last) {
     }
     const int failed = all_reduce_max(problem.empty() ? 0 : run_.comm.rank + 1, run_.comm);
     if (failed)
-        run_.progress.say(format("profile  rank %d could not write its trace%s%s", failed - 1,
-                                 problem.empty() ? "" : ": ", problem.c_str()));
-    run_.progress.say(table(spans));
+        run_.progress.print(format("profile  rank %d could not write its trace%s%s", failed - 1,
+                                   problem.empty() ? "" : ": ", problem.c_str()));
+    run_.progress.print(table(spans));
     steps_ = {};
 }
 

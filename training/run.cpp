@@ -40,11 +40,11 @@ TrainingRun::TrainingRun(const Config& c, Ranks& ranks, Dataset data, std::vecto
       progress(shown_progress),
       token_flops(flops_of_token(gpt.options())),
       peak_flops_per_s(comm.size * ::peak_flops_per_s(device_info().name, c.train.precision, c.device.tf32)),
-      course(planned_course(c, train_loader.windows())),
+      length(planned_length(c, train_loader.windows())),
       start_ms(now_ms() - 1000 * state.progress.trained_s),
       background_save(c.run.dir, comm, retention_of(c)),
       sensors(device_info().pci_bus_id) {
-    if (state.progress.course_by_time.end_step > 0) course = state.progress.course_by_time;
+    if (state.progress.course_by_time.end_step > 0) length = state.progress.course_by_time;
     if (c.checkpoint.asynchronous) background_save.reserve(gpt.saved_tensors());
 }
 
@@ -73,7 +73,7 @@ void check_init_from(const Config& config, const std::string& config_path, const
 
 bool must_stop_early(const Comm& comm, TrainingProgress& progress) {
     if (!is_stop_requested(comm)) return false;
-    progress.say(format("stopped by signal %d before the first step", stop_signal()));
+    progress.print(format("stopped by signal %d before the first step", stop_signal()));
     return true;
 }
 

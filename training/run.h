@@ -10,9 +10,9 @@
 #include "data/shards/dataset.h"  // IWYU pragma: export
 #include "data/shards/loader.h"
 #include "kernels/trace.h"
-#include "model/gpt.h"  // IWYU pragma: export
+#include "model/gpt.h"                      // IWYU pragma: export
 #include "runtime/checkpoint/checkpoint.h"  // IWYU pragma: export
-#include "runtime/cluster/cluster.h"  // IWYU pragma: export
+#include "runtime/cluster/cluster.h"        // IWYU pragma: export
 #include "runtime/config/schedule.h"
 #include "runtime/io/lock.h"
 #include "runtime/io/process.h"
@@ -34,7 +34,7 @@ struct TrainingRun {
     TrainingProgress& progress;
     double token_flops;       // forward and backward FLOPs per token
     double peak_flops_per_s;  // of all ranks' GPUs; 0: unknown
-    Course course;
+    RunLength length;
     double start_ms;         // time when an uninterrupted run would have started
     bool must_keep = false;  // a checkpoint is due regardless of the interval: for a decision or the best weights
     int failed_saves = 0;    // in a row
@@ -59,7 +59,7 @@ struct TrainingRun {
         return config.eval.patience > 0 && state.progress.best.worse_since >= config.eval.patience;
     }
     bool is_complete() const {
-        const bool is_over = (course.end_step > 0 && state.step == course.end_step) || has_ended_early();
+        const bool is_over = (length.end_step > 0 && state.step == length.end_step) || has_ended_early();
         return is_over && !state.progress.evaluation_is_due;
     }
 };

@@ -34,30 +34,30 @@ std::string settings_text(const Config& config) {
 std::string steps_text(const TrainingRun& run) {
     const std::string& dir = run.config.run.dir;
     if (run.is_complete()) return format("%s is complete: %d steps are done", dir.c_str(), run.state.step);
-    std::string text = format("steps %d to %d", run.state.step + 1, run.course.end_step);
-    if (run.course.end_step == 0) text = format("steps from %d", run.state.step + 1);
+    std::string text = format("steps %d to %d", run.state.step + 1, run.length.end_step);
+    if (run.length.end_step == 0) text = format("steps from %d", run.state.step + 1);
     if (run.config.train.max_minutes > 0) text += format(", for %g minutes", run.config.train.max_minutes);
     if (run.config.train.max_minutes > 0 && run.state.progress.trained_s > 0)
         text += format(" (%.1f so far)", run.state.progress.trained_s / 60);
     return dir + ": " + text + format(", %zu tokens each", size_t(run.config.train.total_batch_tokens));
 }
 
-void print_summary(TrainingRun& run) {
+void print_description(TrainingRun& run) {
     const Config& c = run.config;
     const DeviceInfo device = device_info();
     run.matmul_path = device.matmul_path;
     const size_t bytes = planned_bytes(run.gpt.options());
-    run.progress.say(format("device   %s; %s", device.name.c_str(), device.matmul_path.c_str()));
-    if (run.comm.size > 1) run.progress.say(format("ranks    %d by %s", run.comm.size, comm_library().c_str()));
-    run.progress.say(format("model    %d layers, %d heads, %d channels, vocabulary %d: %.2f M parameters, %s, %.1f MiB",
-                            c.model.n_layer, c.model.n_head, c.model.n_embd, c.model.vocab_size,
-                            double(run.gpt.layout().parameters) * 1e-6, name_of(c.train.precision),
-                            double(bytes) / 0x1p20));
-    run.progress.say(format("data     %s: %zu tokens, %zu windows of %d", run.dataset.train.description().c_str(),
-                            run.dataset.train.token_count(), run.train_loader.windows(), c.train.seq_len));
-    run.progress.say("run      " + steps_text(run));
-    if (!run.sensors.problem().empty()) run.progress.say("sensors  not read: " + run.sensors.problem());
-    run.progress.say(settings_text(c));
+    run.progress.print(format("device   %s; %s", device.name.c_str(), device.matmul_path.c_str()));
+    if (run.comm.size > 1) run.progress.print(format("ranks    %d by %s", run.comm.size, comm_library().c_str()));
+    run.progress.print(
+        format("model    %d layers, %d heads, %d channels, vocabulary %d: %.2f M parameters, %s, %.1f MiB",
+               c.model.n_layer, c.model.n_head, c.model.n_embd, c.model.vocab_size,
+               double(run.gpt.layout().parameters) * 1e-6, name_of(c.train.precision), double(bytes) / 0x1p20));
+    run.progress.print(format("data     %s: %zu tokens, %zu windows of %d", run.dataset.train.description().c_str(),
+                              run.dataset.train.token_count(), run.train_loader.windows(), c.train.seq_len));
+    run.progress.print("run      " + steps_text(run));
+    if (!run.sensors.problem().empty()) run.progress.print("sensors  not read: " + run.sensors.problem());
+    run.progress.print(settings_text(c));
 }
 
 // Adds this start to run.json in run.dir; replaces an invalid file. {"starts": [{"step": steps done before, "time":
@@ -65,12 +65,12 @@ void print_summary(TrainingRun& run) {
 // {category: bytes of rank 0's plan}}, ...]}, at most the last 100 starts.
 void add_start(const TrainingRun& run, const char* revision) {
     using Json = nlohmann::ordered_json;
-    constexpr size_t kMostStarts = 100;
+    constexpr size_t kMaxStarts = 100;
     const std::string path = run.config.run.dir + "/run.json";
     const Json before = file_exists(path) ? parse_json_or_null(read_file(path)) : Json();
     Json starts = before.is_object() && before.contains("starts") ? before["starts"] : Json();
     if (!starts.is_array()) starts = Json::array();
-    while (starts.size() >= kMostStarts) starts.erase(starts.begin());
+    while (starts.size() >= kMaxStarts) starts.erase(starts.begin());
 
     const DeviceInfo device = device_info();
     Json memory = Json::object();
@@ -103,6 +103,6 @@ void write_descriptions(const TrainingRun& run, const char* revision) {
 void write_run_files(TrainingRun& run, const char* revision) {
     run_on_rank_0(run.comm, "write to run.dir", [&] {
         run.lock.guard([&] { write_descriptions(run, revision); });
-        print_summary(run);
+        print_description(run);
     });
 }

@@ -6,9 +6,9 @@
 
 namespace {
 
-constexpr int kMostFailures = 3;        // in a row
-constexpr double kPatience_s = 30;      // time a save may take before a warning, or when the next one is due
-constexpr double kMostWaiting_s = 600;  // limit for a save that must succeed; below the control channel's limit
+constexpr int kMaxFailures = 3;        // in a row
+constexpr double kPatience_s = 30;     // time a save may take before a warning, or when the next one is due
+constexpr double kMaxWaiting_s = 600;  // limit for a save that must succeed; below the control channel's limit
 
 // Completes the part of the checkpoint that is not tensors.
 void complete_state(TrainingRun& run) {
@@ -21,11 +21,11 @@ void complete_state(TrainingRun& run) {
 // not the disk's.
 std::exception_ptr record_save(TrainingRun& run, const BackgroundSave::Result& result, bool must_succeed) {
     if (!result.error) {
-        run.progress.say(format("step %ld | checkpoint %s, %.1f MiB in %.1f s", result.step,
-                                result.stats.directory.c_str(), double(result.stats.bytes) / 0x1p20,
-                                result.stats.seconds));
+        run.progress.print(format("step %ld | checkpoint %s, %.1f MiB in %.1f s", result.step,
+                                  result.stats.directory.c_str(), double(result.stats.bytes) / 0x1p20,
+                                  result.stats.seconds));
         if (!result.warning.empty())
-            run.progress.say(format("step %ld | warning: %s", result.step, result.warning.c_str()));
+            run.progress.print(format("step %ld | warning: %s", result.step, result.warning.c_str()));
         run.state.parent_step = result.step;
         run.failed_saves = 0;
         return nullptr;
@@ -34,12 +34,12 @@ std::exception_ptr record_save(TrainingRun& run, const BackgroundSave::Result& r
     if (code != Exit::io && code != Exit::cannot_create && code != Exit::permission) throw *result.error;
     const Error error(Exit::io, result.error->what());  // run.dir could be written to when the run started
     if (must_succeed && run.error) {                    // the run ends with its earlier error
-        run.progress.say(format("step %ld | the last save failed: %s", result.step, error.what()));
+        run.progress.print(format("step %ld | the last save failed: %s", result.step, error.what()));
         return run.error;
     }
-    if (must_succeed || ++run.failed_saves == kMostFailures) return std::make_exception_ptr(error);
-    run.progress.say(format("step %ld | save failed %d of %d times: %s", result.step, run.failed_saves, kMostFailures,
-                            error.what()));
+    if (must_succeed || ++run.failed_saves == kMaxFailures) return std::make_exception_ptr(error);
+    run.progress.print(
+        format("step %ld | save failed %d of %d times: %s", result.step, run.failed_saves, kMaxFailures, error.what()));
     return nullptr;
 }
 
@@ -73,8 +73,8 @@ std::exception_ptr save(TrainingRun& run, bool must_succeed) {
     const HostSpan span(run.trace, "checkpoint");
     run.control.note_phase(Phase::save, run.state.step);
     run.progress.begin(format("step %d | checkpoint", run.state.step));
-    if (run.background_save.is_under_way()) {
-        const double limit_s = must_succeed ? kMostWaiting_s : kPatience_s - run.background_save.elapsed_s();
+    if (run.background_save.is_running()) {
+        const double limit_s = must_succeed ? kMaxWaiting_s : kPatience_s - run.background_save.elapsed_s();
         const auto ended = run.background_save.wait(limit_s);
         if (!ended) return record_save(run, stuck_save(run), must_succeed);
         if (const auto error = record_save(run, *ended, false)) return error;
@@ -98,17 +98,17 @@ std::exception_ptr save(TrainingRun& run, bool must_succeed) {
 
 std::exception_ptr finish_save(TrainingRun& run) {
     run.control.note_phase(Phase::save, run.state.step);
-    if (!run.background_save.is_under_way()) return nullptr;
-    const auto ended = run.background_save.wait(kMostWaiting_s);
+    if (!run.background_save.is_running()) return nullptr;
+    const auto ended = run.background_save.wait(kMaxWaiting_s);
     return record_save(run, ended ? *ended : stuck_save(run), true);
 }
 
 std::exception_ptr follow_save(TrainingRun& run, const BackgroundSave::Progress& sums) {
     BackgroundSave& save = run.background_save;
     if (const auto ended = save.advance(sums)) return record_save(run, *ended, false);
-    if (!save.is_under_way() || save.elapsed_s() < kPatience_s || run.slow_save == save.step()) return nullptr;
+    if (!save.is_running() || save.elapsed_s() < kPatience_s || run.slow_save == save.step()) return nullptr;
     run.slow_save = save.step();
-    run.progress.say(format("step %d | warning: the save of step %ld has not finished after %.0f s", run.state.step,
-                            save.step(), save.elapsed_s()));
+    run.progress.print(format("step %d | warning: the save of step %ld has not finished after %.0f s", run.state.step,
+                              save.step(), save.elapsed_s()));
     return nullptr;
 }

@@ -28,16 +28,16 @@ namespace {
 // The last step by the clock, if train.max_minutes decides it now; else 0.
 double vote_on_end(const TrainingRun& run) {
     if (run.comm.rank != 0 || run.state.progress.course_by_time.end_step > 0) return 0;
-    const auto course = course_by_time(run.config, run.course, run.state.step + 1, run.elapsed_s());
-    return course ? course->end_step : 0;
+    const auto length = course_by_time(run.config, run.length, run.state.step + 1, run.elapsed_s());
+    return length ? length->end_step : 0;
 }
 
 // Warns once per combination of reasons.
 void warn_of_slow_gpus(TrainingRun& run, const GpuReading& gpu, double ranks) {
     const std::string reasons = gpu.throttle.empty() ? "" : "; reason on rank 0: " + gpu.throttle;
     if (ranks == 0 || !run.throttled.insert(reasons).second) return;
-    run.progress.say(format("step %d | warning: %.0f of %d GPUs are throttled%s", run.state.step + 1, ranks,
-                            run.comm.size, reasons.c_str()));
+    run.progress.print(format("step %d | warning: %.0f of %d GPUs are throttled%s", run.state.step + 1, ranks,
+                              run.comm.size, reasons.c_str()));
 }
 
 // Called once: GEMM algorithms are chosen in the first step, after print_summary().
@@ -45,7 +45,7 @@ void note_products(TrainingRun& run) {
     const std::string printed = std::exchange(run.matmul_path, "");
     if (printed.empty()) return;
     if (const std::string path = device_info().matmul_path; path != printed)
-        run.progress.say(format("step %d | GEMM by %s", run.state.step + 1, path.c_str()));
+        run.progress.print(format("step %d | GEMM by %s", run.state.step + 1, path.c_str()));
 }
 
 NormRecord norms_of(const TensorLayout& layout, const StepResult& result, int step, double time) {
@@ -62,7 +62,7 @@ NormRecord norms_of(const TensorLayout& layout, const StepResult& result, int st
 }  // namespace
 
 StepVotes votes_of(TrainingRun& run, StepTimer& timer) {
-    const bool is_last = run.state.step + 1 == run.course.end_step;
+    const bool is_last = run.state.step + 1 == run.length.end_step;
     if (!is_last) run.error = timer.wait_for_step(run.train_loader);
     if (run.log && run.log->error()) run.error = run.log->error();
     StepVotes votes{run.sensors.read(), {}};
@@ -89,14 +89,14 @@ StepEnd finish_step(TrainingRun& run, const StepTimer& timer, const GpuReading& 
     const double power_w = result.votes[kPower];
     const TrainRecord record{.step = step,
                              .loss = result.loss_sum / tokens,
-                             .learning_rate = learning_rate(config, run.course, step),
+                             .learning_rate = learning_rate(config, run.length, step),
                              .grad_norm = result.grad_norm,
                              .loss_scale = run.state.progress.loss_scale.scale,
                              .tokens = int64_t(step) * config.train.total_batch_tokens,
                              .epoch = double(run.train_loader.cursor()) / double(run.train_loader.windows()),
                              .step_ms = step_ms,
                              .tokens_per_s = tokens_per_s,
-                             .mfu = model_flops_utilisation(run.token_flops, tokens_per_s, run.peak_flops_per_s),
+                             .mfu = model_flops_utilization(run.token_flops, tokens_per_s, run.peak_flops_per_s),
                              .data_ms = timer.data_ms,
                              .comm_ms = comm.waited_ms,
                              .optimizer_ms = result.update_ms,
@@ -111,14 +111,14 @@ StepEnd finish_step(TrainingRun& run, const StepTimer& timer, const GpuReading& 
     TrainState::Progress& progress = run.state.progress;
     // The decision must be in a checkpoint, or a resumed run would make a different one.
     run.must_keep = result.votes[kEnd] > 0;
-    if (run.must_keep) run.course = progress.course_by_time = {int(result.votes[kEnd]), step};
+    if (run.must_keep) run.length = progress.course_by_time = {int(result.votes[kEnd]), step};
     if (run.log) run.log->write(record);
     if (run.log && norms_are_due(run)) run.log->write(norms_of(run.gpt.layout(), result, step, record.time));
     if (run.log)
         if (const std::string news = run.log->end_step(); !news.empty())
-            run.progress.say(format("step %d | %s", step, news.c_str()));
+            run.progress.print(format("step %d | %s", step, news.c_str()));
     if (result.votes[kFailed] > 0) run.error = shared_error(run.control, run.error);
-    run.progress.end_at(expected_end(config, run.course, step, run.elapsed_s()));
+    run.progress.end_at(expected_end(config, run.length, step, run.elapsed_s()));
     warn_of_slow_gpus(run, gpu, result.votes[kThrottled]);
     note_products(run);
     run.progress.show(record);

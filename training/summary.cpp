@@ -57,7 +57,7 @@ std::string validations_text(const Validation& last, const std::optional<Validat
 
 }  // namespace
 
-void say_summary(const TrainingRun& run) {
+void print_summary(const TrainingRun& run) {
     if (!run.log) return;
     const Config& config = run.config;
     History history;
@@ -71,12 +71,12 @@ void say_summary(const TrainingRun& run) {
         trained += format(" in %s, %s tokens/s", duration(history.ms / 1000).c_str(),
                           with_commas(history.tokens / history.ms * 1000).c_str());
     run.progress.begin("");
-    run.progress.say(trained);
+    run.progress.print(trained);
     if (history.last)
-        run.progress.say("loss     " + validations_text(*history.last, history.lowest));
+        run.progress.print("loss     " + validations_text(*history.last, history.lowest));
     else if (history.loss)
-        run.progress.say(format("loss     training %.4f at step %d", *history.loss, run.state.step));
+        run.progress.print(format("loss     training %.4f at step %d", *history.loss, run.state.step));
     // sample needs a tokenizer.
-    run.progress.say(format("next: %s %s %s", path_to_type(program_path()).c_str(),
-                            run.dataset.tokenizer ? "sample" : "report", config.run.dir.c_str()));
+    run.progress.print(format("next: %s %s %s", command_path(program_path()).c_str(),
+                              run.dataset.tokenizer ? "sample" : "report", config.run.dir.c_str()));
 }

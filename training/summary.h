@@ -4,4 +4,4 @@
 #include "training/run.h"
 
 // Prints the length, speed and losses of the whole run, and a command to try next. Only rank 0 prints.
-void say_summary(const TrainingRun& run);
+void print_summary(const TrainingRun& run);

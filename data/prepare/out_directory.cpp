@@ -39,11 +39,10 @@ void OutDirectory::check_content(bool force) const {
     std::vector<std::string> names = list_directory(path_);
     std::erase(names, kLockName);
     if (names.empty() || directory_exists(unfinished_)) return;
-    fail(
-        Exit::cannot_create,
-        "%s is not the output of an earlier prepare: it has %zu files (for example %s), but no dataset.json; choose "
-        "another directory",
-        path_, names.size(), names.front());
+    fail(Exit::cannot_create,
+         "%s is not the output of an earlier prepare: it has %zu files (for example %s), but no dataset.json; choose "
+         "another directory",
+         path_, names.size(), names.front());
 }
 
 OutDirectory::~OutDirectory() {

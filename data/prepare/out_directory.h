@@ -5,7 +5,6 @@
 
 #include "runtime/io/lock.h"
 
-
 // OUT/prepare.unfinished/ holds plan.json (options and state of the inputs), progress.json, tokenizer.json and the
 // shards until all files are complete. If prepare is killed, the folder remains, and the next prepare with the same
 // plan resumes. After an error, the destructor removes the folder, and also OUT if the constructor created it.

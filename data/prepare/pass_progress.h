@@ -6,7 +6,6 @@
 #include "kernels/base/check.h"
 #include "runtime/io/process.h"
 
-
 // One line of progress, without a newline.
 using ProgressLine = std::function<void(const std::string&)>;
 
@@ -18,8 +17,7 @@ public:
 
     // Prints a line after 2 seconds, then every 10 seconds. Fails with Exit::again after a stop signal.
     void advance(uint64_t bytes) {
-        if (const int signal = stop_signal())
-            fail(Exit::again, "prepare: stopped by signal %d", signal);
+        if (const int signal = stop_signal()) fail(Exit::again, "prepare: stopped by signal %d", signal);
         done_ += bytes;
         const double now = now_ms();
         if (now < next_ms_) return;

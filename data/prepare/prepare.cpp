@@ -1,9 +1,10 @@
+#include "data/prepare/prepare.h"
+
 #include <sys/stat.h>
 
 #include <cmath>
 #include <filesystem>
 
-#include "data/prepare/prepare.h"
 #include "data/prepare/ordered_parallel.h"
 #include "data/prepare/out_directory.h"
 #include "data/prepare/pass_progress.h"
@@ -184,8 +185,8 @@ Tokenizer Preparation::learn_tokenizer() {
     line_(format("trained a tokenizer of %d tokens%s", tokenizer.vocab_size(),
                  options_.vocab_size ? "" : " (default for this amount of text; --vocab-size changes it)"));
     if (tokenizer.vocab_size() < options_.vocab_size)
-        line_(format("fewer tokens than the requested %d: no other pair occurs twice in the text",
-                     options_.vocab_size));
+        line_(
+            format("fewer tokens than the requested %d: no other pair occurs twice in the text", options_.vocab_size));
     return tokenizer;
 }
 
@@ -215,7 +216,7 @@ Tokenizer Preparation::make_tokenizer() {
                           : options_.tokenizer == "chars" ? collect_characters()
                                                           : load_tokenizer(options_);
     tokenizer.save(out_.unfinished());
-    if (const std::string remark = tokenizer.remark(); !remark.empty()) line_("tokenizer: " + remark);
+    if (const std::string warning = tokenizer.warning(); !warning.empty()) line_("tokenizer: " + warning);
     input_.set_cut(safe_cut_of(tokenizer.rules()));
     return tokenizer;
 }
@@ -408,7 +409,7 @@ PrepareSummary prepare(const PrepareOptions& options, const ProgressLine& line) 
     OutDirectory out(options.out_dir, options.force);
     try {
         out.begin(plan);
-        for (const std::string& remark : paths.remarks) line(remark);
+        for (const std::string& warning : paths.warnings) line(warning);
         for (std::string& path : paths.files) {
             if (path != "-") continue;
             path = out.unfinished("stdin");

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "data/shards/mixture.h"
-#include "data/shards/shards.h"  // IWYU pragma: export
+#include "data/shards/shards.h"        // IWYU pragma: export
 #include "data/tokenizer/tokenizer.h"  // IWYU pragma: export
 
 // One part of data.train: the shards that match a pattern, and the weight of the part.
@@ -26,5 +26,4 @@ Dataset open_dataset(const std::vector<WeightedGlob>& train, const std::string& 
 
 // Makes the tokenizer checks of open_dataset() on the files that exist. `plan` uses it, because it needs no data.
 // Returns the digest of data.tokenizer, or else the digest recorded in dataset.json; "" if unknown.
-std::string check_tokenizer(const std::vector<WeightedGlob>& train, const std::string& tokenizer_path,
-                            int vocab_size);
+std::string check_tokenizer(const std::vector<WeightedGlob>& train, const std::string& tokenizer_path, int vocab_size);

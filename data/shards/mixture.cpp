@@ -17,9 +17,9 @@ Mixture::Mixture(std::vector<TokenStream> streams, const std::vector<double>& we
     if (streams_.empty()) fail(Exit::config, "data.train: the mixture is empty");
     require(weights.size() == streams_.size(), "mixture: %zu weights of %zu streams", weights.size(), streams_.size());
     for (size_t i = 0; i < weights.size(); i++) {
-        if (!(weights[i] / sum >= kSmallestShare))
+        if (!(weights[i] / sum >= kMinShare))
             fail(Exit::config, "data.train: the weight %g of %s is a share of %.3g %%; the minimum share is %g %%",
-                 weights[i], streams_[i].description(), 100 * weights[i] / sum, 100 * kSmallestShare);
+                 weights[i], streams_[i].description(), 100 * weights[i] / sum, 100 * kMinShare);
         bounds_.push_back(bounds_.back() + weights[i] / sum);
     }
     bounds_.back() = 1;
@@ -32,7 +32,7 @@ uint64_t Mixture::token_count() const {
 }
 
 // Returns how many samples before `sample`, the start of a block, come from streams with an index below `stream`.
-uint64_t Mixture::given_before(size_t stream, uint64_t sample) const {
+uint64_t Mixture::samples_before(size_t stream, uint64_t sample) const {
     return stream == streams_.size() ? sample : uint64_t(std::floor(bounds_[stream] * double(sample)));
 }
 
@@ -43,9 +43,9 @@ SampleSource Mixture::source_of(uint64_t sample, uint64_t seed) const {
     // The places in a block are assigned to the streams in order.
     uint64_t places_before = 0;
     for (size_t i = 0;; i++) {
-        const uint64_t places = given_before(i + 1, end) - given_before(i + 1, begin);
+        const uint64_t places = samples_before(i + 1, end) - samples_before(i + 1, begin);
         if (place < places)
-            return {i, given_before(i + 1, begin) - given_before(i, begin) + (place - places_before)};
+            return {i, samples_before(i + 1, begin) - samples_before(i, begin) + (place - places_before)};
         places_before = places;
     }
 }

@@ -18,11 +18,11 @@ struct SampleSource {
 class Mixture {
 public:
     // Requires positive, finite weights. A share is a weight divided by their sum. Fails with Exit::config if `streams`
-    // is empty or a share is below kSmallestShare.
+    // is empty or a share is below kMinShare.
     Mixture(std::vector<TokenStream> streams, const std::vector<double>& weights);
     explicit Mixture(TokenStream stream) : Mixture(std::vector{std::move(stream)}, {1}) {}
 
-    static constexpr double kSmallestShare = 0.001;
+    static constexpr double kMinShare = 0.001;
 
     const std::vector<TokenStream>& streams() const { return streams_; }
     double share(size_t stream) const { return bounds_[stream + 1] - bounds_[stream]; }
@@ -40,7 +40,7 @@ public:
     std::string description() const;
 
 private:
-    uint64_t given_before(size_t stream, uint64_t sample) const;
+    uint64_t samples_before(size_t stream, uint64_t sample) const;
 
     std::vector<TokenStream> streams_;
     std::vector<double> bounds_;  // (streams + 1): cumulative shares, from 0 to 1

@@ -31,7 +31,7 @@ std::vector<std::string> find_shards(const std::string& pattern, const std::stri
         const bool is_public =
             std::find(std::begin(kPublicDatasets), std::end(kPublicDatasets), name) != std::end(kPublicDatasets);
         if (error.code != Exit::no_input || !is_public || !file_exists(script)) throw;
-        fail(Exit::no_input, "%s; to download the data set, run %s %s", std::string(error.what()), path_to_type(script),
+        fail(Exit::no_input, "%s; to download the data set, run %s %s", std::string(error.what()), command_path(script),
              name);
     }
 }

@@ -115,8 +115,8 @@ void ByteSource::skip(uint64_t count) {
 }
 
 bool decompress_gzip(std::string_view bytes, size_t size, std::string& out) {
-    constexpr size_t kMostPerByte = 1032;
-    if (size / kMostPerByte > bytes.size()) return false;
+    constexpr size_t kMaxPerByte = 1032;
+    if (size / kMaxPerByte > bytes.size()) return false;
     out.resize(size);
     inflate_state state;
     isal_inflate_init(&state);
@@ -138,8 +138,8 @@ bool decompress_zstd(std::string_view bytes, size_t size, std::string& out) {
 bool decompress_snappy(std::string_view bytes, size_t size, std::string& out) {
     size_t told = 0;
     if (snappy_uncompressed_length(bytes.data(), bytes.size(), &told) != SNAPPY_OK || told != size) return false;
-    constexpr size_t kMostPerByte = 64;
-    if (size / kMostPerByte > bytes.size()) return false;
+    constexpr size_t kMaxPerByte = 64;
+    if (size / kMaxPerByte > bytes.size()) return false;
     out.resize(size);
     return snappy_uncompress(bytes.data(), bytes.size(), out.data(), &told) == SNAPPY_OK && told == size;
 }

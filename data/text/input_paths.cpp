@@ -39,8 +39,8 @@ static void expand_directory(const std::string& path, const std::string& out, In
     std::ranges::sort(files);
     std::ranges::sort(others);
     if (!others.empty())
-        found.remarks.push_back(format("%s: reading %zu files; skipping %zu files of other types, for example %s",
-                                       path.c_str(), files.size(), others.size(), others.front().c_str()));
+        found.warnings.push_back(format("%s: reading %zu files; skipping %zu files of other types, for example %s",
+                                        path.c_str(), files.size(), others.size(), others.front().c_str()));
     found.files.insert(found.files.end(), files.begin(), files.end());
 }
 

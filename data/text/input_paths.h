@@ -6,10 +6,9 @@
 #include <string>
 #include <vector>
 
-
 struct InputPaths {
     std::vector<std::string> files;
-    std::vector<std::string> remarks;  // messages to the user about skipped files
+    std::vector<std::string> warnings;  // messages to the user about skipped files
 };
 
 // Replaces each directory with its text files (by name), found recursively and sorted by path. Skips hidden files and

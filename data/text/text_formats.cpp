@@ -93,8 +93,9 @@ TextFormat recognize(const std::string& path, std::string_view start) {
     const bool is_table = suffix == ".csv" || suffix == ".tsv";
     if (!is_table && begins_with_json_line(start)) return TextFormat::json_lines;
     if (is_table || suffix == ".json" || begins_with_json_array(start))
-        reject_file(path, "CSV, TSV and JSON other than an object per line are not supported; convert the file to "
-                          "JSONL or Parquet");
+        reject_file(path,
+                    "CSV, TSV and JSON other than an object per line are not supported; convert the file to "
+                    "JSONL or Parquet");
     return TextFormat::text;
 }
 

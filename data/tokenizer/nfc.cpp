@@ -1,8 +1,8 @@
 #include "data/tokenizer/nfc.h"
 
-#include <algorithm>
 #include <utf8proc.h>
 
+#include <algorithm>
 #include <cstdlib>
 
 #include "kernels/base/check.h"

@@ -73,8 +73,7 @@ static std::string spelled_out(std::string_view pattern) {
 }
 
 Pretokenizer::Pretokenizer(std::vector<SplitStep> steps)
-    : steps_(std::move(steps)),
-      match_(pcre2_match_data_create(kKindGroups + 1, nullptr), pcre2_match_data_free) {
+    : steps_(std::move(steps)), match_(pcre2_match_data_create(kKindGroups + 1, nullptr), pcre2_match_data_free) {
     require(match_ != nullptr, "pre-tokenizer: PCRE2 cannot allocate match data");
     for (uint32_t code = 0; code < ascii_.size(); code++) {
         const char character = char(code);

@@ -130,7 +130,7 @@ std::string Tokenizer::decode(std::span<const int32_t> ids, bool begins_text) co
     return text;
 }
 
-std::string Tokenizer::remark() const {
+std::string Tokenizer::warning() const {
     const auto count = std::ranges::count(byte_ids_, -1);
     const bool is_of_characters = merges_.empty() && rules_.whole_words_first;  // has few bytes by design
     return count == 0 || is_of_characters ? ""

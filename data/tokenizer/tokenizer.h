@@ -96,7 +96,7 @@ public:
     }
 
     int32_t byte_id(uint8_t byte) const { return byte_ids_[byte]; }  // -1: encoding drops the byte
-    std::string remark() const;  // a message with the number of bytes without a token; "" if there are none
+    std::string warning() const;  // a message with the number of bytes without a token; "" if there are none
 
     // Returns the token with these bytes, ignoring special tokens and SentencePiece's byte tokens; -1 if there is none.
     int32_t find(std::string_view bytes) const {

@@ -101,7 +101,7 @@ public:
     }
 
     Tokenizer build() {
-        constexpr int32_t kMostUnused = 1 << 16;
+        constexpr int32_t kMaxUnused = 1 << 16;
         int32_t vocabulary = 0;  // number of ids up to the last token that is not an added token
         for (const auto& [id, text] : tokens_)
             if (!added_.contains(id)) vocabulary = id + 1;
@@ -111,7 +111,7 @@ public:
             const std::string& token = *text;
             // Published vocabularies have unused ids between added tokens. No text is encoded to them.
             const bool may_skip = id >= vocabulary && int32_t(tokens.size()) >= vocabulary;
-            for (; may_skip && int32_t(tokens.size()) < std::min(id, vocabulary + kMostUnused); tokens.emplace_back())
+            for (; may_skip && int32_t(tokens.size()) < std::min(id, vocabulary + kMaxUnused); tokens.emplace_back())
                 special_.push_back(int32_t(tokens.size()));
             if (size_t(id) != tokens.size())
                 reject_file(path_, "the ids of the %zu tokens must be 0 to %zu, but \"%s\" has %d", tokens_.size(),
@@ -232,8 +232,7 @@ std::vector<std::string> read_llmc_tokens(std::string_view bytes, const std::str
     while (tokens.size() < count) {
         const size_t length = rest.empty() ? 0 : uint8_t(rest[0]);
         if (rest.size() < 1 + length)
-            reject_file(path, "cut short: ends at byte %zu within token %zu of %u", bytes.size(), tokens.size(),
-                        count);
+            reject_file(path, "cut short: ends at byte %zu within token %zu of %u", bytes.size(), tokens.size(), count);
         if (length == 0) reject_file(path, "token %zu is empty", tokens.size());
         tokens.emplace_back(rest.substr(1, length));
         rest.remove_prefix(1 + length);

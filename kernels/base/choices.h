@@ -52,9 +52,7 @@ constexpr auto names_of(OptimizerKind) { return std::array{"adamw", "sgd"}; }
 // The types of model tensors, so not fp64.
 constexpr auto names_of(Dtype) { return std::array{"fp32", "bf16", "fp16"}; }
 
-template <class Choice>
-    requires requires { names_of(Choice()); }
-constexpr const char* name_of(Choice choice) {
+template <class Choice, class = decltype(names_of(Choice()))> constexpr const char* name_of(Choice choice) {
     return names_of(choice).at(size_t(choice));
 }
 

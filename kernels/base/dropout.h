@@ -11,7 +11,7 @@
 
 namespace ops {
 
-inline constexpr double kLargestDropout = 0.9999;
+inline constexpr double kMaxDropout = 0.9999;
 inline constexpr uint32_t kDropoutRange = 1 << 16;
 inline constexpr int kDropoutGroup = 8;  // decisions of one call
 

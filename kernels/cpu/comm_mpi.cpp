@@ -48,12 +48,12 @@ public:
         changed_.notify_all();
     }
 
-    uint64_t ask(Request request) {
+    uint64_t enqueue(Request request) {
         settings_.note(asked_ + 1, request.name);
         return enqueue(std::move(request));
     }
 
-    void ask_and_wait(Request request) { wait(ask(std::move(request))); }
+    void enqueue_and_wait(Request request) { wait(enqueue(std::move(request))); }
 
     // Waits until this request and all earlier ones have finished. Rethrows the thread's error.
     void wait(uint64_t number) {
@@ -203,7 +203,7 @@ Ticket all_reduce_sum(double* values, size_t count, const Comm& comm, Stream) {
     auto begin = [=](MPI_Request* request) {
         return MPI_Iallreduce(MPI_IN_PLACE, values, elements, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD, request);
     };
-    return {queue_of(comm).ask({"all_reduce_sum", begin, nullptr, all_reduce_bytes(count, comm.size)})};
+    return {queue_of(comm).enqueue({"all_reduce_sum", begin, nullptr, all_reduce_bytes(count, comm.size)})};
 }
 
 size_t reduce_scatter_scratch_bytes(size_t count, int size, bool) {
@@ -221,7 +221,7 @@ Ticket reduce_scatter_sum(const ReduceScatter& op, const Comm& comm, Stream) {
     auto finish = [op, size = comm.size] {
         tree_sum(op.out, static_cast<const float*>(op.scratch), op.count, size, op.count);
     };
-    return {queue_of(comm).ask({"reduce_scatter_sum", begin, finish, double(sent)})};
+    return {queue_of(comm).enqueue({"reduce_scatter_sum", begin, finish, double(sent)})};
 }
 
 Ticket all_gather(void* out, const void* inp, size_t bytes, const Comm& comm, Stream) {
@@ -234,7 +234,7 @@ Ticket all_gather(void* out, const void* inp, size_t bytes, const Comm& comm, St
         return MPI_Iallgather(in_place ? MPI_IN_PLACE : inp, count, MPI_BYTE, out, count, MPI_BYTE, MPI_COMM_WORLD,
                               request);
     };
-    return {queue_of(comm).ask({"all_gather", begin, nullptr, double(sent)})};
+    return {queue_of(comm).enqueue({"all_gather", begin, nullptr, double(sent)})};
 }
 
 int all_reduce_max(int value, const Comm& comm) {
@@ -242,7 +242,7 @@ int all_reduce_max(int value, const Comm& comm) {
     auto begin = [&value](MPI_Request* request) {
         return MPI_Iallreduce(MPI_IN_PLACE, &value, 1, MPI_INT, MPI_MAX, MPI_COMM_WORLD, request);
     };
-    queue_of(comm).ask_and_wait({"all_reduce_max", begin, nullptr});
+    queue_of(comm).enqueue_and_wait({"all_reduce_max", begin, nullptr});
     return value;
 }
 
@@ -253,7 +253,7 @@ std::function<std::string(const std::string& mine)> launcher_share(const Comm& c
             auto begin = [=](MPI_Request* request) {
                 return MPI_Ibcast(data, count, MPI_BYTE, 0, MPI_COMM_WORLD, request);
             };
-            queue_of(comm).ask_and_wait({"broadcast", begin, nullptr});
+            queue_of(comm).enqueue_and_wait({"broadcast", begin, nullptr});
         });
     };
 }

@@ -1,4 +1,6 @@
 // The CPU as a device: device memory is host memory, and the only stream is always idle.
+#include "kernels/device.h"
+
 #include <omp.h>
 #include <sys/mman.h>
 
@@ -11,7 +13,6 @@
 #include "kernels/cpu/gemm.h"
 #include "kernels/cpu/lanes.h"
 #include "kernels/cpu/parallel.h"
-#include "kernels/device.h"
 #include "kernels/trace.h"
 
 namespace {

@@ -1,8 +1,9 @@
 // GEMM: the tiling and the choice of implementation.
 
+#include "kernels/cpu/gemm.h"
+
 #include <atomic>
 
-#include "kernels/cpu/gemm.h"
 #include "kernels/base/check.h"
 #include "kernels/cpu/lanes.h"
 #include "kernels/cpu/onednn.h"

@@ -159,8 +159,6 @@ void norm_backward(const NormBackward& op, Stream) {
     });
 }
 
-size_t norm_backward_scratch_bytes(const NormBackward& op) {
-    return n_blocks(op.rows) * 2 * op.cols * sizeof(float);
-}
+size_t norm_backward_scratch_bytes(const NormBackward& op) { return n_blocks(op.rows) * 2 * op.cols * sizeof(float); }
 
 }  // namespace ops

@@ -1,8 +1,6 @@
 // QK norm and RoPE. A head is loaded into a row of floats, processed there and written back. The cosines and sines of a
 // position are deinterleaved once for all of its heads, so that every loop vectorizes. The gradients of the norm
 // weights are summed over fixed blocks of positions, then over the blocks in order.
-#include "kernels/device.h"
-#include "kernels/ops.h"
 #include "kernels/shared/qk_norm_rope.h"
 
 #include <cmath>
@@ -10,6 +8,8 @@
 
 #include "kernels/cpu/parallel.h"
 #include "kernels/cpu/row_blocks.h"
+#include "kernels/device.h"
+#include "kernels/ops.h"
 #include "kernels/shared/dispatch.h"
 
 namespace ops {

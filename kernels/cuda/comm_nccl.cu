@@ -12,11 +12,11 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "kernels/base/poll.h"
 #include "kernels/comm.h"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/startup.h"
 #include "kernels/cuda/tree_sum.h"
-#include "kernels/base/poll.h"
 #include "kernels/trace.h"
 
 namespace {
@@ -52,8 +52,8 @@ public:
     Nccl(const CommSettings& settings, const ncclUniqueId& id) : settings_(settings), name_("join") {
         ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
         config.blocking = 0;
-        settle(ncclCommInitRankConfig(&comm_, settings.size, id, settings.rank, &config), "ncclCommInitRankConfig",
-               settings.deadline_s);
+        complete(ncclCommInitRankConfig(&comm_, settings.size, id, settings.rank, &config), "ncclCommInitRankConfig",
+                 settings.deadline_s);
         check_cuda(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate");
         called_ = make_event(cudaEventDisableTiming);
         for (Event& event : finished_) event = make_event(cudaEventDisableTiming);
@@ -63,7 +63,7 @@ public:
 
     // Also runs after a failure, when every CUDA call may fail, so it ignores errors.
     ~Nccl() {
-        give_up();
+        abort();
         cudaFree(device_);
         cudaFreeHost(pinned_);
         cudaStreamDestroy(stream_);
@@ -72,7 +72,7 @@ public:
     Nccl& operator=(const Nccl&) = delete;
 
     // Runs `calls`, which send `bytes` bytes, on our stream, after the work now queued on the caller's stream.
-    template <class Calls> Ticket ask(const char* name, double bytes, Stream stream, Calls calls) {
+    template <class Calls> Ticket enqueue(const char* name, double bytes, Stream stream, Calls calls) {
         begin(name);
         check_cuda(cudaEventRecord(called_.get(), cuda_stream(stream)), "cudaEventRecord");
         check_cuda(cudaStreamWaitEvent(stream_, called_.get(), 0), "cudaStreamWaitEvent");
@@ -85,7 +85,7 @@ public:
         begin("all_reduce_max");
         *pinned_ = value;
         check_cuda(cudaMemcpyAsync(device_, pinned_, sizeof(int), cudaMemcpyHostToDevice, stream_), "copy to the GPU");
-        settle(ncclAllReduce(device_, device_, 1, ncclInt32, ncclMax, comm_, stream_), "ncclAllReduce");
+        complete(ncclAllReduce(device_, device_, 1, ncclInt32, ncclMax, comm_, stream_), "ncclAllReduce");
         check_cuda(cudaMemcpyAsync(pinned_, device_, sizeof(int), cudaMemcpyDeviceToHost, stream_),
                    "copy from the GPU");
         end();
@@ -94,7 +94,7 @@ public:
     }
 
     // Waits until NCCL has accepted the call. Before that, neither the communicator nor the stream may be used.
-    void settle(ncclResult_t code, const char* call) { settle(code, call, settings_.deadline_s); }
+    void complete(ncclResult_t code, const char* call) { complete(code, call, settings_.deadline_s); }
 
     // Sends all pieces to their owners and sums them here, because NCCL's order depends on its version and the network.
     void reduce_scatter_as_tree(const ReduceScatter& op) {
@@ -105,7 +105,7 @@ public:
         auto note = [&](ncclResult_t code, const char* call) {
             if (code != ncclSuccess && code != ncclInProgress && !failed) failure = code, failed = call;
         };
-        settle(ncclGroupStart(), "ncclGroupStart");
+        complete(ncclGroupStart(), "ncclGroupStart");
         for (size_t peer = 0; peer < size; peer++) {
             if (peer == rank) continue;
             note(ncclSend(op.inp + peer * op.count, op.count, ncclFloat32, int(peer), comm_, stream_), "ncclSend");
@@ -113,7 +113,7 @@ public:
         }
         // Required even after a failure: an open group would block ncclCommAbort().
         const ncclResult_t ended = ncclGroupEnd();
-        settle(failed ? failure : ended, failed ? failed : "ncclGroupEnd");
+        complete(failed ? failure : ended, failed ? failed : "ncclGroupEnd");
         tree_sum({.out = op.out,
                   .own = op.inp + rank * op.count,
                   .others = others,
@@ -144,16 +144,16 @@ public:
         try {
             if (comm_ && asked_ > 0) wait_on_host(settings_.deadline_s);
         } catch (const std::exception&) {
-            give_up();  // ignored: an earlier or later error is reported
+            abort();  // ignored: an earlier or later error is reported
         }
     }
 
-    void leave() {
+    void finalize() {
         if (!comm_) return;
         name_ = "leaving";
         const double limit_s = std::min(settings_.deadline_s, kPartingSeconds);
         if (asked_ > 0) wait_on_host(limit_s);
-        settle(ncclCommFinalize(comm_), "ncclCommFinalize", limit_s);
+        complete(ncclCommFinalize(comm_), "ncclCommFinalize", limit_s);
         const ncclResult_t code = ncclCommDestroy(std::exchange(comm_, nullptr));
         if (code != ncclSuccess && code != ncclInProgress) report(code, "ncclCommDestroy");
     }
@@ -186,10 +186,8 @@ private:
         const double end_ms = steady_ms();
         totals_.waited_ms += end_ms - start_ms;
         if (trace_)
-            trace_->add({.lane = Lane::host,
-                         .name = std::string("wait for ") + name_,
-                         .begin_ms = start_ms,
-                         .end_ms = end_ms});
+            trace_->add(
+                {.lane = Lane::host, .name = std::string("wait for ") + name_, .begin_ms = start_ms, .end_ms = end_ms});
     }
 
     ncclResult_t async_error() {
@@ -198,7 +196,7 @@ private:
         return asked == ncclSuccess ? state : asked;
     }
 
-    void settle(ncclResult_t code, const char* call, double limit_s) {
+    void complete(ncclResult_t code, const char* call, double limit_s) {
         auto is_accepted = [&] { return code != ncclInProgress || (code = async_error()) != ncclInProgress; };
         if (!poll_until(limit_s, kEagerPolls, is_accepted)) report_hang(call, limit_s);
         if (code != ncclSuccess) report(code, call);
@@ -206,19 +204,19 @@ private:
 
     [[noreturn]] void report(ncclResult_t code, const char* call) {
         const std::string words = nccl_words(code, comm_);
-        give_up();
+        abort();
         fail(exit_of(code), "rank %d: %s failed in %s (collective %llu): %s", settings_.rank, call, name_,
              static_cast<unsigned long long>(asked_), words);
     }
 
     [[noreturn]] void report_hang(const char* call, double limit_s) {
-        give_up();
+        abort();
         fail(Exit::hang, "rank %d waited %.0f s for the other ranks in %s (collective %llu): %s did not finish",
              settings_.rank, limit_s, name_, static_cast<unsigned long long>(asked_), call);
     }
 
     // Removes hanging collectives from the GPU. Ignores errors, because an earlier error is already reported.
-    void give_up() noexcept {
+    void abort() noexcept {
         if (comm_) ncclCommAbort(std::exchange(comm_, nullptr));
     }
 
@@ -240,11 +238,11 @@ Nccl& nccl_of(const Comm& comm) { return *static_cast<Nccl*>(comm.handle); }
 // ---- hosts and GPUs of the ranks ------------------------------------------------------------------------------------
 
 // Information about a rank. All ranks receive all records before they connect.
-struct Seat {
+struct RankInfo {
     std::string host, machine, gpu;  // machine: boot id, distinguishes hosts with the same name; gpu: PCI bus id
     std::string problem;             // why the rank has no GPU or no NCCL; or empty
     std::array<char, NCCL_UNIQUE_ID_BYTES> id{};  // rank 0's ncclUniqueId
-    NLOHMANN_DEFINE_TYPE_INTRUSIVE(Seat, host, machine, gpu, problem, id)
+    NLOHMANN_DEFINE_TYPE_INTRUSIVE(RankInfo, host, machine, gpu, problem, id)
 };
 
 // Selects this process's GPU and returns its PCI bus id. GPU 0 if the launcher makes only one GPU visible per rank.
@@ -260,38 +258,38 @@ std::string take_gpu(int local_rank) {
     return current_bus_id();
 }
 
-Seat take_seat(const CommSettings& settings) {
-    Seat seat;
+RankInfo rank_info(const CommSettings& settings) {
+    RankInfo info;
     char host[256] = "";
     gethostname(host, sizeof(host) - 1);
-    seat.host = host;
-    std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), seat.machine);
+    info.host = host;
+    std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), info.machine);
     try {
-        seat.gpu = take_gpu(settings.local_rank);
+        info.gpu = take_gpu(settings.local_rank);
     } catch (const Error& error) {
-        seat.problem = "has no GPU: " + std::string(error.what());
+        info.problem = "has no GPU: " + std::string(error.what());
     }
     int version = 0;
-    if (seat.problem.empty() && ncclGetVersion(&version) != ncclSuccess)
-        seat.problem = std::string("cannot use NCCL: ") + ncclGetLastError(nullptr);
-    if (settings.rank > 0 || !seat.problem.empty()) return seat;
+    if (info.problem.empty() && ncclGetVersion(&version) != ncclSuccess)
+        info.problem = std::string("cannot use NCCL: ") + ncclGetLastError(nullptr);
+    if (settings.rank > 0 || !info.problem.empty()) return info;
     ncclUniqueId id;
     const ncclResult_t code = ncclGetUniqueId(&id);
     if (code != ncclSuccess) fail(exit_of(code), "rank 0: ncclGetUniqueId failed: %s", nccl_words(code, nullptr));
-    std::copy_n(id.internal, sizeof(id.internal), seat.id.begin());
-    return seat;
+    std::copy_n(id.internal, sizeof(id.internal), info.id.begin());
+    return info;
 }
 
 // Checks the records of all ranks. Fails with the same error on every rank.
-void check_seats(const std::vector<Seat>& seats) {
-    for (size_t rank = 0; rank < seats.size(); rank++) {
-        const Seat& seat = seats[rank];
-        if (!seat.problem.empty()) fail(Exit::os, "rank %zu on %s %s", rank, seat.host, seat.problem);
+void check_ranks(const std::vector<RankInfo>& ranks) {
+    for (size_t rank = 0; rank < ranks.size(); rank++) {
+        const RankInfo& info = ranks[rank];
+        if (!info.problem.empty()) fail(Exit::os, "rank %zu on %s %s", rank, info.host, info.problem);
         for (size_t other = 0; other < rank; other++)
-            if (seats[other].machine == seat.machine && seats[other].host == seat.host && seats[other].gpu == seat.gpu)
+            if (ranks[other].machine == info.machine && ranks[other].host == info.host && ranks[other].gpu == info.gpu)
                 fail(Exit::config,
                      "ranks %zu and %zu on %s have the same GPU (%s): start at most one rank per GPU on each host",
-                     other, rank, seat.host, seat.gpu);
+                     other, rank, info.host, info.gpu);
     }
 }
 
@@ -300,20 +298,20 @@ void check_seats(const std::vector<Seat>& seats) {
 Comm open_comm(const CommSettings& settings) {
     if (settings.size == 1 && !settings.always) return comm_single();
     const std::string mine =
-        nlohmann::json(take_seat(settings)).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
-    std::vector<Seat> seats;
+        nlohmann::json(rank_info(settings)).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+    std::vector<RankInfo> ranks;
     for (const std::string& text : settings.size == 1 ? std::vector{mine} : settings.gather(mine))
-        seats.push_back(nlohmann::json::parse(text));
-    check_seats(seats);
+        ranks.push_back(nlohmann::json::parse(text));
+    check_ranks(ranks);
     ncclUniqueId id;
-    std::copy(seats[0].id.begin(), seats[0].id.end(), id.internal);
+    std::copy(ranks[0].id.begin(), ranks[0].id.end(), id.internal);
     return {settings.rank, settings.size, new Nccl(settings, id)};
 }
 
 void close_comm(Comm& comm) {
     const std::unique_ptr<Nccl> nccl(static_cast<Nccl*>(comm.handle));
     comm = comm_single();
-    if (nccl) nccl->leave();
+    if (nccl) nccl->finalize();
 }
 
 std::string comm_library() {
@@ -344,9 +342,9 @@ void drain(const Comm& comm) noexcept {
 Ticket all_reduce_sum(double* values, size_t count, const Comm& comm, Stream stream) {
     if (!comm.handle) return {};
     Nccl& nccl = nccl_of(comm);
-    return nccl.ask(
+    return nccl.enqueue(
         "all_reduce_sum", all_reduce_bytes(count, comm.size), stream, [&](ncclComm_t handle, cudaStream_t ours) {
-            nccl.settle(ncclAllReduce(values, values, count, ncclFloat64, ncclSum, handle, ours), "ncclAllReduce");
+            nccl.complete(ncclAllReduce(values, values, count, ncclFloat64, ncclSum, handle, ours), "ncclAllReduce");
         });
 }
 
@@ -359,12 +357,12 @@ Ticket reduce_scatter_sum(const ReduceScatter& op, const Comm& comm, Stream stre
     Nccl& nccl = nccl_of(comm);
     const size_t sent = size_t(comm.size - 1) * op.count * sizeof(float);
     nccl.count_sent(sent);
-    return nccl.ask("reduce_scatter_sum", double(sent), stream, [&](ncclComm_t handle, cudaStream_t ours) {
+    return nccl.enqueue("reduce_scatter_sum", double(sent), stream, [&](ncclComm_t handle, cudaStream_t ours) {
         if (nccl.is_deterministic())
             nccl.reduce_scatter_as_tree(op);
         else
-            nccl.settle(ncclReduceScatter(op.inp, op.out, op.count, ncclFloat32, ncclSum, handle, ours),
-                        "ncclReduceScatter");
+            nccl.complete(ncclReduceScatter(op.inp, op.out, op.count, ncclFloat32, ncclSum, handle, ours),
+                          "ncclReduceScatter");
     });
 }
 
@@ -373,8 +371,8 @@ Ticket all_gather(void* out, const void* inp, size_t bytes, const Comm& comm, St
     Nccl& nccl = nccl_of(comm);
     const size_t sent = size_t(comm.size - 1) * bytes;
     nccl.count_sent(sent);
-    return nccl.ask("all_gather", double(sent), stream, [&](ncclComm_t handle, cudaStream_t ours) {
-        nccl.settle(ncclAllGather(inp, out, bytes, ncclUint8, handle, ours), "ncclAllGather");
+    return nccl.enqueue("all_gather", double(sent), stream, [&](ncclComm_t handle, cudaStream_t ours) {
+        nccl.complete(ncclAllGather(inp, out, bytes, ncclUint8, handle, ours), "ncclAllGather");
     });
 }
 

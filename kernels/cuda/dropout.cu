@@ -34,8 +34,8 @@ template <class T, bool kAligned> __global__ void __launch_bounds__(kThreads) dr
 
 void dropout(const Dropout& op, Stream stream) {
     dispatch("dropout", {op.out, op.inp}, [&]<class T>() {
-        constexpr int kLargest = 65535;
-        require(op.batch <= kLargest, "dropout: batch is %d, but must be at most %d", op.batch, kLargest);
+        constexpr int kMax = 65535;
+        require(op.batch <= kMax, "dropout: batch is %d, but must be at most %d", op.batch, kMax);
         if (op.count == 0 || op.batch == 0) return;
         const bool aligned = are_aligned(16, {op.out, op.inp}) && op.count % kPackSize<T> == 0;
         dim3 blocks = blocks_for(op.count, size_t(kThreads) * kDropoutGroup);

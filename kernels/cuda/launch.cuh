@@ -8,7 +8,7 @@
 #include <nvtx3/nvToolsExt.h>
 
 #include "kernels/base/check.h"  // IWYU pragma: export
-#include "kernels/device.h"  // IWYU pragma: export
+#include "kernels/device.h"      // IWYU pragma: export
 
 // The source location of a call. Default arguments capture it, so that it is the caller's line. (A constructor, because
 // nvcc 13.0 aborts on default member values in a default argument.)

@@ -9,7 +9,7 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kSize = kPackSize<float>;  // elements per thread
 constexpr int kDigits = 13;
-static_assert(kMostTreeParts < 1 << kDigits);
+static_assert(kMaxTreeParts < 1 << kDigits);
 
 using Values = Floats<float, kSize>;
 
@@ -48,7 +48,7 @@ template <bool kAligned> __global__ void __launch_bounds__(kThreads) tree_sum_ke
 }  // namespace
 
 void tree_sum(const TreeSum& op, Stream stream) {
-    require(op.parts >= 1 && op.parts <= kMostTreeParts, "tree_sum: %d parts; at most %d", op.parts, kMostTreeParts);
+    require(op.parts >= 1 && op.parts <= kMaxTreeParts, "tree_sum: %d parts; at most %d", op.parts, kMaxTreeParts);
     if (op.count == 0) return;
     // Aligned access would move a partial pack at the end of the array as a whole pack.
     const bool aligned = are_aligned(16, {op.out, op.own, op.others}) && op.count % kSize == 0;

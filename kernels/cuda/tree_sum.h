@@ -3,7 +3,7 @@
 
 #include "kernels/device.h"
 
-inline constexpr int kMostTreeParts = 4096;
+inline constexpr int kMaxTreeParts = 4096;
 
 // out (count) = sum of `parts` arrays in the order of reduce_scatter_sum() in kernels/comm.h. Part own_part is `own`,
 // which may be `out`; part i of the other parts is at others + i * count.
@@ -11,7 +11,7 @@ struct TreeSum {
     float* out;           // (count)  =
     const float* own;     // (count)
     const float* others;  // (parts * count); part own_part is not read
-    int own_part, parts;  // at most kMostTreeParts
+    int own_part, parts;  // at most kMaxTreeParts
     size_t count;
 };
 void tree_sum(const TreeSum& op, Stream stream);

@@ -1,7 +1,6 @@
 // The memory layout of attention heads, the same in every backend.
 #pragma once
 
-
 namespace ops {
 
 // Element offsets into qkv and dqkv, out and dout, lse.

@@ -132,7 +132,7 @@ std::optional<BackgroundSave::Result> BackgroundSave::advance(const Progress& su
                   {job->save.bytes(), (job->end_ms - job->start_ms) / 1000, job->save.committed()},
                   job->error,
                   job->warning};
-    if (sums.failed > 0 && comm_.rank == 0) job->save.abandon();
+    if (sums.failed > 0 && comm_.rank == 0) job->save.discard();
     if (sums.failed > 0 && !result.error)
         result.error = Error(Exit::io, "checkpoint: another rank could not write its part or commit");
     return result;

@@ -16,7 +16,7 @@
 
 namespace {
 
-constexpr size_t kMostCommitBytes = 128;
+constexpr size_t kMaxCommitBytes = 128;
 std::string manifest_path(const std::string& directory) { return directory + "/MANIFEST.json"; }
 std::string commit_path(const std::string& directory) { return directory + "/COMMIT"; }
 
@@ -141,7 +141,7 @@ void write_manifest(const Manifest& manifest, const std::string& directory) {
 Manifest read_manifest(const std::string& directory) {
     std::string path = manifest_path(directory), said, text;
     auto read_both = [&] {
-        said = read_file(commit_path(directory), kMostCommitBytes);
+        said = read_file(commit_path(directory), kMaxCommitBytes);
         text = read_file(path);
         return said == commit_line(text);
     };

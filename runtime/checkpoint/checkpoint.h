@@ -17,10 +17,10 @@
 #include <memory>
 #include <optional>
 
-#include "kernels/comm.h"  // IWYU pragma: export
-#include "runtime/checkpoint/manifest.h"  // IWYU pragma: export
+#include "kernels/comm.h"                    // IWYU pragma: export
+#include "runtime/checkpoint/manifest.h"     // IWYU pragma: export
 #include "runtime/checkpoint/safetensors.h"  // IWYU pragma: export
-#include "runtime/config/config.h"  // IWYU pragma: export
+#include "runtime/config/config.h"           // IWYU pragma: export
 #include "runtime/io/files.h"
 #include "runtime/io/lock.h"
 
@@ -109,7 +109,7 @@ public:
     // Collective. Requires a running save.
     std::optional<Result> wait(double limit_s);
 
-    bool is_under_way() const { return bool(job_); }
+    bool is_running() const { return bool(job_); }
     int64_t step() const;      // of the running save
     double elapsed_s() const;  // since its start
 

@@ -64,7 +64,7 @@ public:
     }
 
 private:
-    static constexpr auto kMostInteger = std::numeric_limits<int64_t>::max();
+    static constexpr auto kMaxInteger = std::numeric_limits<int64_t>::max();
 
     [[noreturn]] static void refuse(const Json& json, const std::string& place, const std::string& expected) {
         fail(Exit::data, "%s must be %s, is %s", place, expected, printed(json));
@@ -88,7 +88,7 @@ private:
     requires std::is_arithmetic_v<T>
     static void read(const Json& json, const std::string& place, T& value, long double low = 0,
                      long double high = std::is_integral_v<T>
-                                            ? std::min<long double>(std::numeric_limits<T>::max(), kMostInteger)
+                                            ? std::min<long double>(std::numeric_limits<T>::max(), kMaxInteger)
                                             : std::numeric_limits<T>::max()) {
         constexpr bool is_integer = std::is_integral_v<T>;
         const bool is_of_type = is_integer ? json.is_number_integer() : json.is_number();

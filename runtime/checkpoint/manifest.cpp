@@ -1,11 +1,12 @@
 
+#include "runtime/checkpoint/manifest.h"
+
 #include <algorithm>
 #include <cmath>
 #include <limits>
 #include <map>
 #include <utility>
 
-#include "runtime/checkpoint/manifest.h"
 #include "kernels/numeric.h"
 #include "kernels/tensor.h"
 #include "runtime/checkpoint/train_state.h"
@@ -17,7 +18,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr const char* kFormat = "train_gpt checkpoint";
-constexpr size_t kMostBytes = std::numeric_limits<int64_t>::max();
+constexpr size_t kMaxBytes = std::numeric_limits<int64_t>::max();
 constexpr size_t kHashDigits = 32;
 
 }  // namespace
@@ -47,8 +48,8 @@ template <class Fields> static void describe(Fields& field, ShardFile& shard) {
 }
 
 template <class Fields> static void describe(Fields& field, Manifest& manifest) {
-    field("step", manifest.info.step, 0, kMostSteps);
-    field("parent_step", manifest.info.parent_step, -1, kMostSteps);
+    field("step", manifest.info.step, 0, kMaxSteps);
+    field("parent_step", manifest.info.parent_step, -1, kMaxSteps);
     field("run_id", manifest.info.run_id);
     field("config", manifest.info.config);
     field("config_digest", manifest.info.config_digest);
@@ -67,7 +68,7 @@ namespace {
 bool fits(const NamedTensor& tensor) {
     size_t bytes = size_of(tensor.values.dtype);
     for (size_t dim : tensor.shape)
-        if (__builtin_mul_overflow(bytes, dim, &bytes) || bytes > kMostBytes) return false;
+        if (__builtin_mul_overflow(bytes, dim, &bytes) || bytes > kMaxBytes) return false;
     return true;
 }
 

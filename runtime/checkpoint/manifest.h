@@ -69,9 +69,9 @@ struct TrainState {
         int64_t updates = 0;  // steps whose update was applied: AdamW's t
         uint64_t cursor = 0;  // the next sample, counted over all ranks and epochs
         LossScaleState loss_scale = {};
-        double trained_s = 0;        // seconds of all steps so far; 0: not recorded
-        Course course_by_time = {};  // once train.max_minutes has determined it
-        BestValidation best = {};    // with eval.patience or checkpoint.keep_best
+        double trained_s = 0;           // seconds of all steps so far; 0: not recorded
+        RunLength course_by_time = {};  // once train.max_minutes has determined it
+        BestValidation best = {};       // with eval.patience or checkpoint.keep_best
         DivergenceState divergence = {};
         bool evaluation_is_due = false;  // a stop request interrupted the evaluation of this step
     } progress = {};

@@ -20,7 +20,7 @@ using Json = nlohmann::ordered_json;
 using Entry = Safetensors::Entry;
 
 constexpr size_t kLengthBytes = 8;
-constexpr size_t kMostHeaderBytes = 100'000'000;  // the limit of the format's own library
+constexpr size_t kMaxHeaderBytes = 100'000'000;  // the limit of the format's own library
 constexpr JsonLimits kJsonLimits = {.max_depth = 4, .max_values = 1'000'000};
 constexpr const char* kSingleFile = "model.safetensors";
 constexpr const char* kIndexFile = "model.safetensors.index.json";
@@ -70,7 +70,7 @@ Entry parse_record(const std::string& name, const Json& json, std::string_view d
 std::string_view header_of(const MappedFile& file) {
     uint64_t length = 0;
     if (file.size() > kLengthBytes) std::memcpy(&length, file.data(), kLengthBytes);
-    if (length < 2 || length > std::min(kMostHeaderBytes, file.size() - kLengthBytes) ||
+    if (length < 2 || length > std::min(kMaxHeaderBytes, file.size() - kLengthBytes) ||
         file.text()[kLengthBytes] != '{')
         fail(Exit::data,
              "%s is not a complete safetensors file: it has %zu bytes, claims a header of %llu and looks like %s",
@@ -170,7 +170,7 @@ std::string make_header(const std::vector<NamedTensor>& tensors, Dtype type) {
     }
     std::string text = json.dump();
     text.resize((text.size() + kLengthBytes - 1) / kLengthBytes * kLengthBytes, ' ');
-    require(text.size() <= kMostHeaderBytes, "safetensors: the header has %zu bytes", text.size());
+    require(text.size() <= kMaxHeaderBytes, "safetensors: the header has %zu bytes", text.size());
     const uint64_t length = text.size();
     return std::string(reinterpret_cast<const char*>(&length), kLengthBytes) + text;
 }
@@ -226,7 +226,7 @@ void Safetensors::add_file(const std::string& path) {
 }
 
 void Safetensors::add_index(const std::string& path) {
-    const Json index = parse_json(read_file(path, kMostHeaderBytes), path, Exit::data, kJsonLimits);
+    const Json index = parse_json(read_file(path, kMaxHeaderBytes), path, Exit::data, kJsonLimits);
     if (!index.is_object() || !index.contains("weight_map") || !is_object_of_strings(index["weight_map"]))
         fail(Exit::data, "%s: weight_map must be an object of strings", path);
     const auto weight_map = index["weight_map"].get<std::map<std::string, std::string>>();

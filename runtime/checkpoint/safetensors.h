@@ -58,10 +58,10 @@ void write_safetensors(const std::string& path, const std::vector<NamedTensor>& 
 
 // Writes DIRECTORY/model.safetensors, or, if the tensors exceed `most_bytes`, several files of at most that size (a
 // larger tensor gets its own file) and model.safetensors.index.json. Returns the names of the files. Fails as above.
-inline constexpr size_t kMostSafetensorsBytes = 5'000'000'000;  // the default of transformers
+inline constexpr size_t kMaxSafetensorsBytes = 5'000'000'000;  // the default of transformers
 std::vector<std::string> write_safetensors_directory(const std::string& directory,
                                                      const std::vector<NamedTensor>& tensors, Dtype type = Dtype::fp32,
-                                                     size_t most_bytes = kMostSafetensorsBytes);
+                                                     size_t most_bytes = kMaxSafetensorsBytes);
 
 // Reads and writes the values of an FP32 tensor on the device, in the element order of a file. Reading requires the
 // whole tensor on this rank; writing takes the whole tensor and copies this rank's part.

@@ -104,7 +104,7 @@ void CheckpointSave::commit() const {
     }
 }
 
-void CheckpointSave::abandon() const {
+void CheckpointSave::discard() const {
     std::error_code ignored;
     std::filesystem::remove_all(temporary, ignored);
 }
@@ -122,7 +122,7 @@ SaveStats save_checkpoint(const std::string& run_dir, const Comm& comm, const Tr
             if (comm.rank == 0) save.commit();
         });
     } catch (...) {
-        if (comm.rank == 0) save.abandon();
+        if (comm.rank == 0) save.discard();
         throw;
     }
     return {save.bytes(), (now_ms() - start_ms) / 1000, save.committed()};

@@ -23,5 +23,5 @@ struct CheckpointSave {
     // step and later ones as superseded, and renames the directory.
     void commit() const;
     // On rank 0, after a failure on any rank: cleans up. Ignores errors, since the next start removes leftovers.
-    void abandon() const;
+    void discard() const;
 };

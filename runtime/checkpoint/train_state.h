@@ -8,28 +8,28 @@
 #include "runtime/config/schedule.h"
 
 template <class Fields> void describe(Fields& field, LossScaleState& state) {
-    field("scale", state.scale, 1e-30f, kLargestLossScale);
-    field("good_steps", state.good_steps, 0, kMostSteps);
+    field("scale", state.scale, 1e-30f, kMaxLossScale);
+    field("good_steps", state.good_steps, 0, kMaxSteps);
     field("hysteresis_left", state.hysteresis_left);
-    field("skipped_in_a_row", state.skipped_in_a_row, 0, kMostSteps);
-    field("total_skipped", state.total_skipped, 0, kMostSteps);
-    field("last_good_step", state.last_good_step, 0, kMostSteps);
+    field("skipped_in_a_row", state.skipped_in_a_row, 0, kMaxSteps);
+    field("total_skipped", state.total_skipped, 0, kMaxSteps);
+    field("last_good_step", state.last_good_step, 0, kMaxSteps);
 }
 
-template <class Fields> void describe(Fields& field, Course& course) {
-    field("end_step", course.end_step, 1, kMostSteps);
-    field("cooldown_begin", course.cooldown_begin, 0, course.end_step);
+template <class Fields> void describe(Fields& field, RunLength& length) {
+    field("end_step", length.end_step, 1, kMaxSteps);
+    field("cooldown_begin", length.cooldown_begin, 0, length.end_step);
 }
 
 template <class Fields> void describe(Fields& field, BestValidation& best) {
     field("loss", best.loss);
-    field("step", best.step, 1, kMostSteps);
-    field("worse_since", best.worse_since, 0, kMostSteps);
+    field("step", best.step, 1, kMaxSteps);
+    field("worse_since", best.worse_since, 0, kMaxSteps);
 }
 
 template <class Fields> void describe(Fields& field, Rollback& rollback) {
-    field("from_step", rollback.from_step, 1, kMostSteps);
-    field("to_step", rollback.to_step, 1, kMostSteps);
+    field("from_step", rollback.from_step, 1, kMaxSteps);
+    field("to_step", rollback.to_step, 1, kMaxSteps);
     field("skipped_samples", rollback.skipped_samples);
     field("is_spike", rollback.is_spike);
     field("loss", rollback.loss);
@@ -43,7 +43,7 @@ template <class Fields> void describe(Fields& field, DivergenceState& state) {
 }
 
 template <class Fields> void describe(Fields& field, TrainState::Progress& progress) {
-    field("updates", progress.updates, 0, kMostSteps);
+    field("updates", progress.updates, 0, kMaxSteps);
     field("cursor", progress.cursor);
     field("loss_scale", progress.loss_scale);
     field.ignored("device_choices");  // GEMM algorithms, in checkpoints of earlier versions

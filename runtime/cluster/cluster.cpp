@@ -79,10 +79,7 @@ private:
 ControlSettings control_settings(const Config& config) {
     const Config::Parallel& parallel = config.parallel;
     const double step_s = parallel.step_timeout_s, start_s = std::max(parallel.start_timeout_s, step_s);
-    return {.silence_s = parallel.silence_s,
-            .start_s = start_s,
-            .step_s = step_s,
-            .collective_timeout_s = start_s};
+    return {.silence_s = parallel.silence_s, .start_s = start_s, .step_s = step_s, .collective_timeout_s = start_s};
 }
 
 Ranks::Ranks(const RankEnvironment& environment, const Config& config, const std::string& revision)

@@ -5,12 +5,12 @@
 #include <exception>
 
 #include "kernels/base/check.h"
-#include "kernels/comm.h"  // IWYU pragma: export
-#include "runtime/cluster/control_channel.h"  // IWYU pragma: export
-#include "runtime/cluster/local_launcher.h"  // IWYU pragma: export
+#include "kernels/comm.h"                      // IWYU pragma: export
+#include "runtime/cluster/control_channel.h"   // IWYU pragma: export
+#include "runtime/cluster/local_launcher.h"    // IWYU pragma: export
 #include "runtime/cluster/rank_environment.h"  // IWYU pragma: export
-#include "runtime/cluster/supervisor.h"  // IWYU pragma: export
-#include "runtime/config/config.h"  // IWYU pragma: export
+#include "runtime/cluster/supervisor.h"        // IWYU pragma: export
+#include "runtime/config/config.h"             // IWYU pragma: export
 
 // Returns the timeouts that a configuration sets.
 ControlSettings control_settings(const Config& config);

@@ -55,7 +55,7 @@ std::string ControlChannel::collective(const TextRequest& request) {
     require(!has_finished_, "%s: collective called after this rank left the control channel", request.what);
     if (!failed_since_) {
         reply_.reset();
-        tell_rank_0(MessageKind::request, pack(request.must_be_same, request.what, request.text));
+        send_to_rank_0(MessageKind::request, pack(request.must_be_same, request.what, request.text));
         // No timeout: rank 0 always replies, and if rank 0 is lost, the thread ends the process.
         changed_.wait(lock, [this] { return reply_.has_value(); });
     }
@@ -67,7 +67,7 @@ void ControlChannel::leave() {
     if (!is_connected()) return;
     std::unique_lock lock(mutex_);
     has_left_ = true;
-    tell_rank_0(MessageKind::leave, pack(Exit::ok, ""));
+    send_to_rank_0(MessageKind::leave, pack(Exit::ok, ""));
     // No timeout: if a rank does not leave, the thread ends the process.
     changed_.wait(lock, [this] { return has_finished_; });
 }
@@ -76,11 +76,11 @@ void ControlChannel::leave_with_error(Exit code, const std::string& sentence) {
     std::unique_lock lock(mutex_);
     if (!is_connected() || has_left_) return;
     has_left_ = has_reported_error_ = true;
-    tell_rank_0(MessageKind::leave, pack(code, sentence.substr(0, 4096)));
+    send_to_rank_0(MessageKind::leave, pack(code, sentence.substr(0, 4096)));
     changed_.wait_until(lock, Clock::now() + seconds(2 * kDrain_s), [this] { return has_finished_; });
 }
 
-void ControlChannel::tell_rank_0(MessageKind kind, const std::string& fields) {
+void ControlChannel::send_to_rank_0(MessageKind kind, const std::string& fields) {
     if (rank_ == 0)
         handle(0, {kind, fields}, Clock::now());
     else

@@ -65,7 +65,7 @@ public:
 private:
     bool is_connected() const { return !connections_.empty(); }
     std::string collective(const TextRequest& request);
-    void tell_rank_0(MessageKind kind, const std::string& fields);  // rank 0 may call it too
+    void send_to_rank_0(MessageKind kind, const std::string& fields);  // rank 0 may call it too
 
     // Called by the thread, which holds mutex_.
     void run(const std::stop_token& stop);

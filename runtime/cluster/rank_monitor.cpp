@@ -14,7 +14,7 @@ std::vector<MonitoredRank> suspects(std::vector<MonitoredRank> ranks) {
     return ranks;
 }
 
-constexpr size_t kMostNamed = 4;  // ranks or texts in an error message
+constexpr size_t kMaxNamed = 4;  // ranks or texts in an error message
 
 std::string name_of(const TextRequest& request) {
     return (request.must_be_same ? "require_same of \"" : "all_gather of \"") + request.what + "\"";
@@ -29,10 +29,10 @@ TextReply compare(const std::vector<MonitoredRank>& ranks) {
     for (const MonitoredRank& rank : ranks) members_with[rank.request->text].push_back(rank.member);
     if (members_with.size() == 1) return {};
     std::string texts;
-    for (const auto& [text, members] : members_with | std::views::take(kMostNamed))
+    for (const auto& [text, members] : members_with | std::views::take(kMaxNamed))
         texts += format("%s%s %s has \"%s\"", texts.empty() ? "" : "; ", members.size() == 1 ? "rank" : "each of ranks",
                         text_of_members(members).c_str(), shortened(text).c_str());
-    if (members_with.size() > kMostNamed) texts += format("; and %zu more", members_with.size() - kMostNamed);
+    if (members_with.size() > kMaxNamed) texts += format("; and %zu more", members_with.size() - kMaxNamed);
     std::ranges::replace_if(
         texts, [](char c) { return c == '\n' || c == '\r'; }, ' ');
     return {Exit::config, ranks[0].request->what + " differs between ranks: " + texts};
@@ -47,9 +47,7 @@ std::string RankStatus::text() const {
     return text + format(", last collective %llu (%s)", (unsigned long long)collective, collective_name.c_str());
 }
 
-std::string RankStatus::packed() const {
-    return pack(phase, step, ticks, collective, collective_name.substr(0, 100));
-}
+std::string RankStatus::packed() const { return pack(phase, step, ticks, collective, collective_name.substr(0, 100)); }
 
 bool RankStatus::unpack_from(std::string_view fields) {
     return unpack(fields, phase, step, ticks, collective, collective_name) && phase >= Phase::start &&
@@ -125,10 +123,10 @@ std::optional<TextReply> reply_to_requests(const std::vector<MonitoredRank>& ran
     }
     if (now <= first->requested + seconds(timeout_s)) return std::nullopt;
     std::string named;
-    for (size_t i = 0; i < std::min(missing.size(), kMostNamed); ++i)
+    for (size_t i = 0; i < std::min(missing.size(), kMaxNamed); ++i)
         named += (i ? ", " : "") + ranks[size_t(missing[i])].member.text();
     return TextReply{Exit::hang,
                      format("%zu of %zu ranks did not call %s within %g s: missing %s: %s%s", missing.size(),
                             ranks.size(), name.c_str(), timeout_s, text_of_ranks(missing).c_str(), named.c_str(),
-                            missing.size() > kMostNamed ? ", ..." : "")};
+                            missing.size() > kMaxNamed ? ", ..." : "")};
 }

@@ -31,8 +31,8 @@ struct RankStatus {
     uint64_t ticks = 0;       // increases with all progress
     uint64_t collective = 0;  // number of the last collective started; 0: none yet
     std::string collective_name;
-    std::string text() const;  // "in phase step, step 12, last collective 40 (all_reduce of gradients)"
-    std::string packed() const;                  // the fields of a heartbeat
+    std::string text() const;    // "in phase step, step 12, last collective 40 (all_reduce of gradients)"
+    std::string packed() const;  // the fields of a heartbeat
     bool unpack_from(std::string_view fields);  // returns false if they are malformed
 };
 

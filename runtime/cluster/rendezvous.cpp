@@ -22,7 +22,7 @@ namespace {
 constexpr char kVersion[] = "train_gpt control channel 3";
 constexpr size_t kNonceBytes = 16;
 constexpr size_t kUnauthenticatedLimit = 1024;  // bytes of a message
-constexpr size_t kMostUnauthenticated = 256;    // connections
+constexpr size_t kMaxUnauthenticated = 256;     // connections
 constexpr double kAuthentication_s = 5;
 
 const unsigned char* bytes_of(std::string_view text) { return reinterpret_cast<const unsigned char*>(text.data()); }
@@ -88,7 +88,7 @@ struct Admission {
     void accept_one() {
         SocketAddress from;
         FileDescriptor socket = accept_from(listener, from);
-        const bool is_full = socket ? candidates.size() == kMostUnauthenticated : errno == EMFILE || errno == ENFILE;
+        const bool is_full = socket ? candidates.size() == kMaxUnauthenticated : errno == EMFILE || errno == ENFILE;
         // Drop the oldest candidate to make room; if it is a rank, it connects again.
         if (is_full && !candidates.empty()) candidates.pop_front();
         if (!socket) return;

@@ -8,7 +8,6 @@
 #include <cstdlib>
 #include <filesystem>
 
-
 namespace {
 
 namespace fs = std::filesystem;

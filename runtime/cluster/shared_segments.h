@@ -3,7 +3,6 @@
 
 #include "runtime/io/files.h"
 
-
 // Creates a directory in /dev/shm for the segments of ranks that are started while this object exists, and removes it
 // at the end. If the directory cannot be created, or the user has chosen another one
 // (OMPI_MCA_btl_vader_backing_directory, in Open MPI 5 OMPI_MCA_btl_sm_backing_directory), Open MPI's choice stays.

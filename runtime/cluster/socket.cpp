@@ -10,7 +10,6 @@
 #include <cerrno>
 #include <cstring>
 
-
 namespace {
 
 FileDescriptor new_socket(const SocketAddress& address) {

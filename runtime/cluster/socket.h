@@ -8,7 +8,6 @@
 
 #include "runtime/io/files.h"
 
-
 // The clock of all deadlines: CLOCK_MONOTONIC, so that setting the time of day does not affect them.
 using Clock = std::chrono::steady_clock;
 using TimePoint = Clock::time_point;

@@ -9,7 +9,7 @@
 
 namespace {
 
-constexpr int kMostInVain = 3;
+constexpr int kMaxFailedRestarts = 3;
 
 int signal_of(int code) { return code > 128 && code < 128 + NSIG ? code - 128 : 0; }
 
@@ -41,13 +41,13 @@ Restart RestartPolicy::decide(const RunEnd& end) {
     const std::string ended = "the run ended with " + text_of(end.code);
     if (!may_restart(end.code)) return {.sentence = ended + ", which a restart would not fix: not restarted"};
     if (end.has_committed) in_vain_ = 0;
-    if (in_vain_ == kMostInVain)
+    if (in_vain_ == kMaxFailedRestarts)
         return {.sentence =
                     ended + format("; giving up after %d restarts in a row that committed no checkpoint", in_vain_)};
     const double wait_s = double(1 << in_vain_++);
     std::string sentence = ended + format("; restarting in %g s", wait_s);
     if (!end.has_committed && in_vain_ > 1)
-        sentence += format(" (%d of at most %d restarts without a new checkpoint)", in_vain_, kMostInVain);
+        sentence += format(" (%d of at most %d restarts without a new checkpoint)", in_vain_, kMaxFailedRestarts);
     return {true, wait_s, sentence};
 }
 

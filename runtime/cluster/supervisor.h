@@ -40,5 +40,4 @@ bool may_restart(int code);
 // signal to this process stops the run as described at run_child() and ends the supervision. A signal between two
 // starts returns Exit::again.
 int supervise(const std::function<std::vector<std::string>()>& next_command,
-              const std::function<std::vector<int64_t>()>& committed_steps, RankReports& reports,
-              StopSignals& signals);
+              const std::function<std::vector<int64_t>()>& committed_steps, RankReports& reports, StopSignals& signals);

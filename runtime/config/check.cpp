@@ -1,9 +1,9 @@
 // Checks the keys of a configuration against each other.
 #include "kernels/base/check.h"
-#include "kernels/numeric.h"
 
 #include <algorithm>
 
+#include "kernels/numeric.h"
 #include "runtime/config/config.h"
 #include "runtime/config/schedule.h"
 
@@ -38,7 +38,7 @@ void check_limits(const Config& c, Check& check) {
                                AtMost{"eval.stride", c.eval.stride, "train.seq_len", c.train.seq_len},
                                AtMost{"sample.top_k", c.sample.top_k, "model.vocab_size", c.model.vocab_size},
                                AtMost{"schedule.warmup_steps", c.schedule.warmup_steps, "train.max_steps",
-                                      c.train.max_steps > 0 ? c.train.max_steps : kMostSteps}})
+                                      c.train.max_steps > 0 ? c.train.max_steps : kMaxSteps}})
         check.that(pair.value <= pair.limit,
                    format("%s (%d) must not be larger than %s (%d)", pair.key, pair.value, pair.limit_key, pair.limit));
     check.that(!c.loss_scale.dynamic || c.loss_scale.minimum <= c.loss_scale.initial,

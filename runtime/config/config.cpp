@@ -1,4 +1,6 @@
 
+#include "runtime/config/config.h"
+
 #include <xxhash.h>
 
 #include <algorithm>
@@ -6,7 +8,6 @@
 #include <nlohmann/json.hpp>
 #include <regex>
 
-#include "runtime/config/config.h"
 #include "runtime/config/options.h"
 #include "runtime/config/schedule.h"
 #include "runtime/io/files.h"
@@ -16,7 +17,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr size_t kLargestFile = 1 << 20;
+constexpr size_t kMaxFile = 1 << 20;
 constexpr size_t kDeepest = 8;
 constexpr std::string_view kFamilyKey = "model.family";
 
@@ -153,7 +154,7 @@ Config load_config(const std::string& path, const std::vector<std::string>& over
     const bool is_given = others.size() < overrides.size();
     if (file_exists(path + "/config.json"))
         fail(Exit::no_input, "%s is a directory: use %s/config.json, with --resume to continue a run", path, path);
-    Config config = parse_config(read_file(path, kLargestFile), path,
+    Config config = parse_config(read_file(path, kMaxFile), path,
                                  is_given ? std::make_optional(families.model.family) : std::nullopt);
     for (const std::string& assignment : others) override_config(config, assignment);
     fill_in_defaults(config, world);
@@ -221,8 +222,8 @@ void override_config(Config& config, const std::string& assignment) {
 }
 
 int default_head_rows(int batch_size, int seq_len) {
-    constexpr int64_t kMostRows = 8192;
-    return int(std::min(int64_t(batch_size) * seq_len, kMostRows));
+    constexpr int64_t kMaxRows = 8192;
+    return int(std::min(int64_t(batch_size) * seq_len, kMaxRows));
 }
 
 int micro_steps(const Config& config, int world) {

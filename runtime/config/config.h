@@ -18,7 +18,7 @@
 #include "kernels/numeric.h"
 #include "model/shape.h"  // IWYU pragma: export
 
-inline constexpr int kMostSteps = 1'000'000'000;  // of a run
+inline constexpr int kMaxSteps = 1'000'000'000;  // of a run
 
 // The learning rate schedule after the warm-up.
 enum class LrSchedule : int { cosine, linear, wsd, constant, cyclic };

@@ -20,19 +20,19 @@ double median(std::vector<double> values) {
 void LossWindow::add(double loss) {
     if (!std::isfinite(loss)) return;
     losses.push_back(loss);
-    if (losses.size() > kMost) losses.erase(losses.begin());
+    if (losses.size() > kMax) losses.erase(losses.begin());
 }
 
 double LossWindow::limit(double deviations) const {
-    if (losses.size() < kFewest) return std::numeric_limits<double>::infinity();
+    if (losses.size() < kMinLosses) return std::numeric_limits<double>::infinity();
     const double middle = median(losses);
     std::vector<double> distances = losses;
     for (double& distance : distances) distance = std::abs(distance - middle);
     return middle + deviations * std::max(median(distances), 0x1p-20 * std::abs(middle));
 }
 
-DivergenceState::Judgement DivergenceState::judge(int step, double loss, bool is_applied, bool is_routine,
-                                                  double deviations) {
+DivergenceState::Verdict DivergenceState::check(int step, double loss, bool is_applied, bool is_routine,
+                                                double deviations) {
     const double limit = window.limit(deviations);
     const bool is_spike = is_applied && !(loss <= limit);
     if (is_spike || (!is_applied && !is_routine)) last_trouble = step;
@@ -42,7 +42,7 @@ DivergenceState::Judgement DivergenceState::judge(int step, double loss, bool is
 
 bool DivergenceState::may_roll_back(int step) const {
     const auto is_recent = [&](const Rollback& past) { return past.from_step > step - kRollbackSteps; };
-    return size_t(std::ranges::count_if(rollbacks, is_recent)) < kMostRollbacks;
+    return size_t(std::ranges::count_if(rollbacks, is_recent)) < kMaxRollbacks;
 }
 
 void DivergenceState::note(const Rollback& rollback) {

@@ -10,8 +10,8 @@
 
 // The losses of the last applied steps, to which the next loss is compared. All of them are finite.
 struct LossWindow {
-    static constexpr size_t kMost = 200;
-    static constexpr size_t kFewest = 50;  // with fewer, no loss is a spike: the loss still falls fast at the start
+    static constexpr size_t kMax = 200;
+    static constexpr size_t kMinLosses = 50;  // with fewer, no loss is a spike: the loss still falls fast at the start
 
     std::vector<double> losses;  // the oldest first
     bool operator==(const LossWindow&) const = default;
@@ -34,7 +34,7 @@ struct Rollback {
 };
 
 struct DivergenceState {
-    static constexpr size_t kMostRollbacks = 3;  // within kRollbackSteps
+    static constexpr size_t kMaxRollbacks = 3;  // within kRollbackSteps
     static constexpr int kRollbackSteps = 1000;
 
     LossWindow window = {};
@@ -44,11 +44,11 @@ struct DivergenceState {
 
     // Decides whether the step's loss is a spike, and adds the loss to the window if the step was applied. A skipped
     // step with `is_routine` (see is_routine_skip()) does not count as trouble.
-    struct Judgement {
+    struct Verdict {
         bool is_spike = false;
         double limit = 0;  // a loss above it is a spike
     };
-    Judgement judge(int step, double loss, bool is_applied, bool is_routine, double deviations);
+    Verdict check(int step, double loss, bool is_applied, bool is_routine, double deviations);
 
     // Whether the limit of rollbacks permits another one from this step.
     bool may_roll_back(int step) const;

@@ -15,7 +15,7 @@ void LossScaleState::step_applied(const Config::LossScale& options, int step) {
     if (!options.dynamic || good_steps < options.growth_interval) return;
     good_steps = 0;
     hysteresis_left = options.hysteresis;
-    scale = std::min(scale * float(options.growth_factor), kLargestLossScale);
+    scale = std::min(scale * float(options.growth_factor), kMaxLossScale);
 }
 
 std::string LossScaleState::step_skipped(const Config::LossScale& options, int step, const std::string& tensor) {

@@ -6,7 +6,7 @@
 #include "runtime/config/config.h"
 
 // Above this, the reciprocal and the scaled gradients leave the range of float.
-inline constexpr float kLargestLossScale = 0x1p100f;
+inline constexpr float kMaxLossScale = 0x1p100f;
 
 // The loss scale, which keeps small FP16 gradients from vanishing, and the counts of skipped steps. Part of the
 // checkpoint.

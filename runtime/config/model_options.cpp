@@ -72,7 +72,7 @@ std::vector<Option> model_options(Config& config) {
         {"model.init_from", &m.init_from, kAnything,
          "checkpoint, Hugging Face directory or llm.c model file to load the initial weights from; empty: random, as "
          "in GPT-2"},
-        {"model.dropout", &m.dropout, between(0, ops::kLargestDropout),
+        {"model.dropout", &m.dropout, between(0, ops::kMaxDropout),
          "dropout rate of embeddings, attention probabilities and the outputs of attention and MLP, in steps of "
          "1/65536; 0: no dropout"},
     };
@@ -120,9 +120,9 @@ void set_family(Config::Model& model, ModelFamily family) {
     if (family == ModelFamily::qwen2) m.attention_bias = AttentionBias::qkv;
     if (family == ModelFamily::qwen3) m.qk_norm = QkNorm::weight;
 
-    for (int GptShape::*size : {&GptShape::n_layer, &GptShape::n_head, &GptShape::given_kv_heads, &GptShape::n_embd,
-                                &GptShape::given_head_size, &GptShape::given_hidden, &GptShape::n_positions,
-                                &GptShape::vocab_size})
+    for (int GptShape::*size :
+         {&GptShape::n_layer, &GptShape::n_head, &GptShape::given_kv_heads, &GptShape::n_embd,
+          &GptShape::given_head_size, &GptShape::given_hidden, &GptShape::n_positions, &GptShape::vocab_size})
         m.*size = model.*size;
     m.init_from = model.init_from;
     m.dropout = model.dropout;

@@ -13,8 +13,8 @@ using Json = nlohmann::ordered_json;
 
 constexpr double kMaxInt = std::numeric_limits<int>::max();
 constexpr size_t kLongestText = 4096;  // bytes of a text
-constexpr size_t kMostDataParts = 256;
-constexpr double kLargestWeight = 1e6;
+constexpr size_t kMaxDataParts = 256;
+constexpr double kMaxWeight = 1e6;
 constexpr double kAlmost1 = 0.999999;  // also below 1 as a float: at 1 a moving average would never change
 
 // System calls end a path at the first NUL.
@@ -27,12 +27,12 @@ bool is_text(const Json& json, bool may_be_empty) {
 // Accepts one pattern or a list of patterns with weights.
 std::optional<DataParts> data_parts(const Json& json) {
     if (is_text(json, false)) return DataParts{{json.get<std::string>()}};
-    if (!json.is_array() || json.empty() || json.size() > kMostDataParts) return std::nullopt;
+    if (!json.is_array() || json.empty() || json.size() > kMaxDataParts) return std::nullopt;
     DataParts parts;
     for (const Json& part : json) {
         const bool is_part = part.is_object() && part.size() == 2 && part.contains("path") && part.contains("weight") &&
                              is_text(part["path"], false) && part["weight"].is_number();
-        if (!is_part || !(part["weight"] > 0) || !(part["weight"] <= kLargestWeight)) return std::nullopt;
+        if (!is_part || !(part["weight"] > 0) || !(part["weight"] <= kMaxWeight)) return std::nullopt;
         parts.push_back({part["path"], part["weight"]});
     }
     return parts;
@@ -60,7 +60,7 @@ template <class T> std::optional<T> allowed_value(const Json& json, const Allowe
     if constexpr (!std::is_same_v<T, DataParts>) return is_allowed ? std::optional<T>(json.get<T>()) : std::nullopt;
 }
 
-constexpr Allowed kSteps = between(1, kMostSteps), kStepsOr0 = between(0, kMostSteps);
+constexpr Allowed kSteps = between(1, kMaxSteps), kStepsOr0 = between(0, kMaxSteps);
 constexpr Effect kNone = Effect::none;
 
 std::vector<Option> run_options(Config& c) {
@@ -125,7 +125,7 @@ std::vector<Option> training_options(Config& c) {
          "learning rate of the last step as a fraction of optim.learning_rate; cyclic: the minimum"},
         {"schedule.cooldown_fraction", &c.schedule.cooldown_fraction, between(0, 1),
          "wsd: length of the cooldown as a fraction of all steps, at least one step"},
-        {"schedule.cycle_steps", &c.schedule.cycle_steps, between(2, kMostSteps), "cyclic: steps from peak to peak"},
+        {"schedule.cycle_steps", &c.schedule.cycle_steps, between(2, kMaxSteps), "cyclic: steps from peak to peak"},
 
         {"loss_scale.dynamic", &c.loss_scale.dynamic, kAnything, "use dynamic loss scaling, for fp16"},
         {"loss_scale.fixed", &c.loss_scale.fixed, between(1e-9, 1e18), "loss scale if not dynamic"},
@@ -172,7 +172,7 @@ std::vector<Option> surrounding_options(Config& c) {
 
         {"eval.every_steps", &c.eval.every_steps, kStepsOr0,
          "steps between validations; the last step is always validated. 0: no validation", kNone},
-        {"eval.batches", &c.eval.batches, between(0, kMostSteps),
+        {"eval.batches", &c.eval.batches, between(0, kMaxSteps),
          "micro-batches per validation, over all ranks; 0: the whole split", kNone},
         {"eval.stride", &c.eval.stride, between(0, kMaxInt),
          "tokens between the starts of successive validation windows; the overlap is context only. 0: train.seq_len, "
@@ -183,7 +183,7 @@ std::vector<Option> surrounding_options(Config& c) {
         {"eval.questions", &c.eval.questions, kAnything,
          "glob pattern of multiple-choice question files (JSON Lines) to evaluate with each validation; empty: none",
          kNone},
-        {"eval.max_questions", &c.eval.max_questions, between(0, kMostSteps),
+        {"eval.max_questions", &c.eval.max_questions, between(0, kMaxSteps),
          "questions per file, taken from its start; 0: all", kNone},
 
         {"sample.every_steps", &c.sample.every_steps, kStepsOr0, "steps between text samples; 0: none", kNone},
@@ -256,7 +256,7 @@ std::string allowed_values(const Option& option) {
             return format(
                 "text without NUL, 1 to %zu bytes, or a list of 1 to %zu {\"path\": such a text, "
                 "\"weight\": a number in (0, %.10g]}",
-                kLongestText, kMostDataParts, kLargestWeight);
+                kLongestText, kMaxDataParts, kMaxWeight);
         else if constexpr (std::is_same_v<T, std::string>)
             return format("text without NUL, %d to %zu bytes", allowed.may_be_empty ? 0 : 1, kLongestText);
         else if constexpr (std::is_enum_v<T>)

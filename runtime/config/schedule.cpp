@@ -21,13 +21,13 @@ int cooldown_steps(const Config& config, int steps) {
     return std::max(1, int(std::lround(config.schedule.cooldown_fraction * steps)));
 }
 
-Course planned_course(const Config& config, uint64_t epoch_samples) {
+RunLength planned_length(const Config& config, uint64_t epoch_samples) {
     const Config::Train& train = config.train;
     int end = train.max_steps;
     if (train.max_epochs > 0) {
         const double epoch_steps = double(epoch_samples) * train.seq_len / double(train.total_batch_tokens);
         const double steps = std::ceil(train.max_epochs * epoch_steps);
-        if (end == 0 || steps < end) end = int(std::min<double>(steps, kMostSteps));
+        if (end == 0 || steps < end) end = int(std::min<double>(steps, kMaxSteps));
         const int needed = config.schedule.warmup_steps + (has_cooldown(config) ? cooldown_steps(config, end) : 0);
         if (needed > end)
             fail(Exit::config,
@@ -39,40 +39,40 @@ Course planned_course(const Config& config, uint64_t epoch_samples) {
     return {end, end > 0 && has_cooldown(config) ? end - cooldown_steps(config, end) : end};
 }
 
-std::optional<Course> course_by_time(const Config& config, const Course& planned, int step, double elapsed_s) {
+std::optional<RunLength> course_by_time(const Config& config, const RunLength& planned, int step, double elapsed_s) {
     if (config.train.max_minutes == 0) return std::nullopt;
     const double end = steps_in_time(config, step, elapsed_s);
     if (planned.end_step != 0 && (end >= planned.end_step || step >= planned.cooldown_begin)) return std::nullopt;
-    if (!has_cooldown(config)) return end < step + 1 ? std::optional(Course{step, step}) : std::nullopt;
+    if (!has_cooldown(config)) return end < step + 1 ? std::optional(RunLength{step, step}) : std::nullopt;
     if (step + 1 <= (1 - config.schedule.cooldown_fraction) * end && step + 2 <= end) return std::nullopt;
-    return Course{int(std::clamp<double>(end, step + 1, kMostSteps)), step};
+    return RunLength{int(std::clamp<double>(end, step + 1, kMaxSteps)), step};
 }
 
-int expected_end(const Config& config, const Course& course, int step, double elapsed_s) {
-    const bool is_decided = course.end_step > 0 && step >= course.cooldown_begin;
-    if (config.train.max_minutes == 0 || step == 0 || is_decided) return course.end_step;
-    const double in_time = std::clamp<double>(steps_in_time(config, step, elapsed_s), step, kMostSteps);
-    return course.end_step == 0 ? int(in_time) : std::min(course.end_step, int(in_time));
+int expected_end(const Config& config, const RunLength& length, int step, double elapsed_s) {
+    const bool is_decided = length.end_step > 0 && step >= length.cooldown_begin;
+    if (config.train.max_minutes == 0 || step == 0 || is_decided) return length.end_step;
+    const double in_time = std::clamp<double>(steps_in_time(config, step, elapsed_s), step, kMaxSteps);
+    return length.end_step == 0 ? int(in_time) : std::min(length.end_step, int(in_time));
 }
 
-double learning_rate(const Config& config, const Course& course, int step) {
+double learning_rate(const Config& config, const RunLength& length, int step) {
     const Config::Schedule& schedule = config.schedule;
     const int warmup = schedule.warmup_steps;
     const double lr = config.optim.learning_rate, final = lr * schedule.final_lr_fraction;
     auto warm = [&](int at) { return at < warmup ? lr * (double(at) / warmup) : lr; };
-    const bool is_cooling = has_cooldown(config) && course.end_step > 0 && step > course.cooldown_begin;
+    const bool is_cooling = has_cooldown(config) && length.end_step > 0 && step > length.cooldown_begin;
     if (step <= warmup && !is_cooling) return warm(step);
 
     // `height` is 0 at the final rate and 1 at the highest; std::lerp is exact at both.
     auto rate_at = [&](double height, double highest) { return std::lerp(std::min(final, highest), highest, height); };
-    const double progress = double(step - warmup) / (course.end_step - warmup);
+    const double progress = double(step - warmup) / (length.end_step - warmup);
     switch (schedule.name) {
         case LrSchedule::cosine: return rate_at((1 + std::cos(std::numbers::pi * progress)) / 2, lr);
         case LrSchedule::linear: return rate_at(1 - progress, lr);
         case LrSchedule::wsd: {
-            const int cooled = is_cooling ? step - course.cooldown_begin : 0;
-            const int cooldown = course.end_step - course.cooldown_begin;
-            return cooled == 0 ? lr : rate_at(1 - std::sqrt(double(cooled) / cooldown), warm(course.cooldown_begin));
+            const int cooled = is_cooling ? step - length.cooldown_begin : 0;
+            const int cooldown = length.end_step - length.cooldown_begin;
+            return cooled == 0 ? lr : rate_at(1 - std::sqrt(double(cooled) / cooldown), warm(length.cooldown_begin));
         }
         case LrSchedule::constant: break;
         case LrSchedule::cyclic: {

@@ -8,26 +8,26 @@
 
 // The length of a run. train.max_steps and train.max_epochs determine it before the first step. train.max_minutes
 // determines it when the cooldown must start, from the measured step time.
-struct Course {
+struct RunLength {
     int end_step = 0;        // the last step; 0: not known yet, train.max_minutes will determine it
     int cooldown_begin = 0;  // wsd: the last step before the cooldown; 0 as long as end_step is 0
-    bool operator==(const Course&) const = default;
+    bool operator==(const RunLength&) const = default;
 };
 
-// Returns the course for the smaller of train.max_steps and train.max_epochs, with `epoch_samples` sequences per epoch;
+// Returns the length for the smaller of train.max_steps and train.max_epochs, with `epoch_samples` sequences per epoch;
 // the last step completes the last epoch. Fails with Exit::config if the epochs have too few steps for the warm-up and
 // the cooldown.
-Course planned_course(const Config& config, uint64_t epoch_samples);
+RunLength planned_length(const Config& config, uint64_t epoch_samples);
 
-// Returns the course that train.max_minutes imposes after `step` (>= 1) steps that took `elapsed_s` seconds; nothing if
+// Returns the length that train.max_minutes imposes after `step` (>= 1) steps that took `elapsed_s` seconds; nothing if
 // `planned` ends earlier or nothing must change yet. wsd: the cooldown starts after this step and fills the remaining
 // time at the mean step time so far, with at least one step. constant, cyclic: this step is the last.
-std::optional<Course> course_by_time(const Config& config, const Course& planned, int step, double elapsed_s);
+std::optional<RunLength> course_by_time(const Config& config, const RunLength& planned, int step, double elapsed_s);
 
 // An estimate, for display, of the last step at the mean step time of the first `step` steps. 0 if not known yet.
-int expected_end(const Config& config, const Course& course, int step, double elapsed_s);
+int expected_end(const Config& config, const RunLength& length, int step, double elapsed_s);
 
-// The learning rate of a step in 1 .. course.end_step. With lr = optim.learning_rate and final = lr *
+// The learning rate of a step in 1 .. length.end_step. With lr = optim.learning_rate and final = lr *
 // schedule.final_lr_fraction: in the warm-up (step <= warmup_steps) lr step / warmup_steps; afterwards, with p = (step
 // - warmup) / (end_step - warmup),
 //   cosine    final + (lr - final) (1 + cos(pi p)) / 2             (Loshchilov, Hutter, arXiv 1608.03983, eq. 5)
@@ -38,7 +38,7 @@ int expected_end(const Config& config, const Course& course, int step, double el
 //   constant  lr
 //   cyclic    a triangle: from lr to final and back to lr every cycle_steps (Smith, arXiv 1506.01186, section 3)
 // With cosine, linear and wsd the last step has exactly the rate `final`, if any step follows the warm-up.
-double learning_rate(const Config& config, const Course& course, int step);
+double learning_rate(const Config& config, const RunLength& length, int step);
 
 // The steps of wsd's cooldown in a run of `steps` steps: cooldown_fraction of them, rounded, at least 1.
 int cooldown_steps(const Config& config, int steps);

@@ -2,9 +2,9 @@
 #pragma once
 
 #define XXH_STATIC_LINKING_ONLY  // makes XXH3_state_t a complete type
-#include <cstdint>
 #include <xxhash.h>
 
+#include <cstdint>
 #include <string_view>
 
 #include "kernels/base/check.h"

@@ -5,13 +5,13 @@
 #include <fnmatch.h>
 #include <sys/stat.h>
 #include <unistd.h>
-#include <vector>
 
 #include <algorithm>
 #include <cctype>
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
+#include <vector>
 
 #include "runtime/io/crc32c.h"
 #include "runtime/io/process.h"

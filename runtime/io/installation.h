@@ -8,9 +8,8 @@ std::string program_path();
 std::string program_directory();
 
 // The path as a user would type it: relative if it is below the current directory, else absolute.
-std::string path_to_type(const std::string& path);
+std::string command_path(const std::string& path);
 
 // A directory of data files of the program: PREFIX/share/train_gpt/NAME if `make install` put the program in
 // PREFIX/bin, else data/NAME of the repository that contains the build directory.
 std::string data_directory(const std::string& name);
-

@@ -30,9 +30,9 @@ std::string this_boot() {
            first_line("/proc/sys/kernel/random/boot_id", "unknown");
 }
 
-[[noreturn]] void fail_as_in_use(const std::string& directory, const std::string& path, const std::string& remark) {
+[[noreturn]] void fail_as_in_use(const std::string& directory, const std::string& path, const std::string& advice) {
     fail(Exit::cannot_create, "%s is in use: %s is held by %s%s", directory, path,
-         first_line(path, "an unidentified process"), remark);
+         first_line(path, "an unidentified process"), advice);
 }
 
 // For file systems without locks, such as Lustre without the mount option flock: the holder named in the file counts as
@@ -58,8 +58,7 @@ void check_holder(int file, const std::string& directory, const std::string& pat
 
 DirectoryLock::DirectoryLock(const std::string& directory) : path_(directory + "/" + kLockName) {
     file_ = FileDescriptor(::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0600));
-    if (!file_)
-        fail(exit_code_of(errno, Exit::cannot_create), "cannot open %s: %s", path_, std::strerror(errno));
+    if (!file_) fail(exit_code_of(errno, Exit::cannot_create), "cannot open %s: %s", path_, std::strerror(errno));
     if (::flock(file_, LOCK_EX | LOCK_NB) != 0) {
         if (errno == EWOULDBLOCK) fail_as_in_use(directory, path_, "");
         has_locks_ = errno != ENOSYS && errno != EOPNOTSUPP && errno != ENOLCK;

@@ -1,5 +1,3 @@
-#include "runtime/io/files.h"
-
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -10,6 +8,8 @@
 #include <csignal>
 #include <cstring>
 #include <mutex>
+
+#include "runtime/io/files.h"
 
 namespace {
 
@@ -43,11 +43,11 @@ public:
             if (!begin || at < begin || at >= begin + entry->bytes) continue;
             char digits[32];
             const char* end = std::to_chars(digits, std::end(digits), size_t(at - begin)).ptr;
-            say("train_gpt: cannot read ");
-            say(entry->path);
-            say(" at offset ");
-            say({digits, size_t(end - digits)});
-            say(": the disk failed, or the file was truncated while it was in use\n");
+            print("train_gpt: cannot read ");
+            print(entry->path);
+            print(" at offset ");
+            print({digits, size_t(end - digits)});
+            print(": the disk failed, or the file was truncated while it was in use\n");
             ::_exit(int(Exit::io));
         }
     }
@@ -60,7 +60,7 @@ private:
         Entry* next = nullptr;
     };
 
-    static void say(std::string_view text) {
+    static void print(std::string_view text) {
         [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, text.data(), text.size());
     }
 

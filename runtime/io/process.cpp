@@ -155,7 +155,7 @@ std::string program_path() {
 
 std::string program_directory() { return directory_of(program_path()); }
 
-std::string path_to_type(const std::string& path) {
+std::string command_path(const std::string& path) {
     namespace fs = std::filesystem;
     const fs::path absolute = fs::path(path).lexically_normal();
     std::error_code error;

@@ -22,7 +22,7 @@ void LogFile::write() {
 }
 
 bool LogFile::append(std::string_view record) {
-    constexpr size_t kMostUnsynced = size_t(4) << 20;
+    constexpr size_t kMaxUnsynced = size_t(4) << 20;
     {
         const std::lock_guard lock(arriving_mutex_);
         arriving_ += record;
@@ -32,7 +32,7 @@ bool LogFile::append(std::string_view record) {
     try {
         write();
         error_.clear();
-        if (unsynced_.size() >= kMostUnsynced) sync_locked();
+        if (unsynced_.size() >= kMaxUnsynced) sync_locked();
     } catch (const Error& error) {
         error_ = error.what();
     }
@@ -67,7 +67,7 @@ std::optional<InputFile> find_input_file(const std::string& path) {
 }
 
 void for_each_line(const InputFile& file, const std::function<void(std::string_view, size_t)>& visit) {
-    constexpr size_t kPieceBytes = size_t(1) << 20, kMostLineBytes = size_t(64) << 20;
+    constexpr size_t kPieceBytes = size_t(1) << 20, kMaxLineBytes = size_t(64) << 20;
     std::string piece, line;
     size_t line_bytes = 0;  // of the line so far; `line` has fewer if it is too long
     for (size_t offset = 0; offset < file.size(); offset += piece.size()) {
@@ -76,7 +76,7 @@ void for_each_line(const InputFile& file, const std::function<void(std::string_v
         for (size_t begin = 0; begin < piece.size();) {
             const size_t end = std::min(piece.find('\n', begin), piece.size() - 1) + 1;
             line_bytes += end - begin;
-            if (line_bytes <= kMostLineBytes) line.append(piece, begin, end - begin);
+            if (line_bytes <= kMaxLineBytes) line.append(piece, begin, end - begin);
             begin = end;
             if (piece[end - 1] != '\n') continue;
             if (line.size() == line_bytes) visit(line, offset + end - line_bytes);

@@ -6,7 +6,6 @@
 
 #include "runtime/io/files.h"
 
-
 // Records appended since the last successful sync() stay in memory until the next one. If the disk rejects a record, it
 // is written later, whole and in order. After a failed fsync the system may have dropped pages that it had accepted,
 // and the next fsync writes only pages that are dirty again. So the file is reopened and truncated to its synced

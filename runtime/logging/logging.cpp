@@ -218,9 +218,7 @@ void RunLog::write(const QuestionsRecord& record) {
     if (events_) append(*events_, event_record(record.step, record.time, scalars_of("questions", record)));
 }
 
-void RunLog::write(const SampleRecord& record) {
-    append(samples_, json_line(record) + "\n");
-}
+void RunLog::write(const SampleRecord& record) { append(samples_, json_line(record) + "\n"); }
 
 void RunLog::write(const NormRecord& record) {
     append(metrics_, json_line(record) + "\n");
@@ -252,10 +250,10 @@ std::string RunLog::end_step() {
             news_ += (news_.empty() ? "" : "; ") + std::string("writing the log works again; no records were lost");
         is_failing_ = false;
         failed_steps_ = 0;
-    } else if (++failed_steps_ == kMostFailedSteps) {
+    } else if (++failed_steps_ == kMaxFailedSteps) {
         error_ = std::make_exception_ptr(
             Error(Exit::io, format("%s; giving up after %d steps of retries, the last log lines are lost",
-                                   error.c_str(), kMostFailedSteps)));
+                                   error.c_str(), kMaxFailedSteps)));
         has_given_up_ = true;
     }
     return std::exchange(news_, "");

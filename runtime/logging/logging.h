@@ -125,9 +125,9 @@ public:
     // Call once per step: retries missing records. Returns a message for the user when writing begins to fail and when
     // it works again, else "".
     std::string end_step();
-    // Returns an Exit::io error once kMostFailedSteps steps in a row have ended with missing records; null before that.
+    // Returns an Exit::io error once kMaxFailedSteps steps in a row have ended with missing records; null before that.
     std::exception_ptr error() const { return error_; }
-    static constexpr int kMostFailedSteps = 100;
+    static constexpr int kMaxFailedSteps = 100;
 
     // Writes all records to disk. Call it before a checkpoint is committed, so that no crash leaves a committed step
     // without its lines. Fails with Exit::io if this is impossible. Once error() is set it does nothing: the weights
@@ -169,7 +169,7 @@ public:
     void show(const QuestionsRecord& record);
     void show(const SampleRecord& record);
     // Prints separate lines: a checkpoint, a sample, a warning.
-    void say(const std::string& line);
+    void print(const std::string& line);
 
 private:
     void watch(const std::stop_token& stop);

@@ -81,20 +81,20 @@ void TrainingProgress::show(const TrainRecord& record) {
 void TrainingProgress::show(const ValRecord& record, const std::string& part) {
     std::string line = format("step %d | validation loss %.4f", record.step, record.loss) + part;
     if (record.bits_per_byte) line += format(" | %.4f bits per byte", *record.bits_per_byte);
-    say(line);
+    print(line);
 }
 
 void TrainingProgress::show(const QuestionsRecord& record) {
     for (const QuestionsRecord::File& file : record.files)
-        say(format("step %d | %s, %zu questions | acc %.4f | acc_norm %.4f", record.step, file.name.c_str(),
-                   file.questions, file.acc, file.acc_norm));
+        print(format("step %d | %s, %zu questions | acc %.4f | acc_norm %.4f", record.step, file.name.c_str(),
+                     file.questions, file.acc, file.acc_norm));
 }
 
 void TrainingProgress::show(const SampleRecord& record) {
-    say(format("step %d | sample\n", record.step) + printable(record.text));
+    print(format("step %d | sample\n", record.step) + printable(record.text));
 }
 
-void TrainingProgress::say(const std::string& line) {
+void TrainingProgress::print(const std::string& line) {
     if (!out_) return;
     const std::lock_guard lock(mutex_);
     print_lines(line);

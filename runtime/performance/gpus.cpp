@@ -75,11 +75,9 @@ double peak_flops_per_s(const std::string& device_name, Dtype precision, bool tf
     return 0;
 }
 
-double flops_per_token(const FlopsPerToken& model) {
-    return 6.0 * double(model.parameters) + 12.0 * model.attended;
-}
+double flops_per_token(const FlopsPerToken& model) { return 6.0 * double(model.parameters) + 12.0 * model.attended; }
 
-std::optional<double> model_flops_utilisation(double flops_per_token, double tokens_per_s, double peak_flops_per_s) {
+std::optional<double> model_flops_utilization(double flops_per_token, double tokens_per_s, double peak_flops_per_s) {
     if (peak_flops_per_s <= 0) return std::nullopt;
     return flops_per_token * tokens_per_s / peak_flops_per_s;
 }

@@ -26,7 +26,7 @@ double flops_per_token(const FlopsPerToken& model);
 
 // Returns the share of the machine's peak that the model's arithmetic uses; nullopt if the peak is unknown (0), as on a
 // CPU.
-std::optional<double> model_flops_utilisation(double flops_per_token, double tokens_per_s, double peak_flops_per_s);
+std::optional<double> model_flops_utilization(double flops_per_token, double tokens_per_s, double peak_flops_per_s);
 
 // ---- the table of GPUs: NVIDIA's data sheets ------------------------------------------------------------------------
 

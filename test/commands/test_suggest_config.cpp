@@ -1,6 +1,5 @@
 // The configuration that prepare suggests, for machines of any speed.
 #include "commands/suggest_config.h"
-
 #include "test/support/catch.h"
 #include "training/models/model_io.h"
 

@@ -213,8 +213,8 @@ TEST_CASE("text formats: directories are read in the order of their paths") {
     const InputPaths found = expand_inputs({directory / "in", "-", "none.txt"}, directory / "in/out");
     const std::string in = directory / "in/";
     CHECK(found.files == Texts{in + "a.json", in + "b/deep/x.md", in + "b/y.jsonl.gz", in + "z.txt", "-", "none.txt"});
-    REQUIRE(found.remarks.size() == 1);
-    CHECK_THAT(found.remarks[0], ContainsSubstring("4 files") && ContainsSubstring("rows.csv"));
+    REQUIRE(found.warnings.size() == 1);
+    CHECK_THAT(found.warnings[0], ContainsSubstring("4 files") && ContainsSubstring("rows.csv"));
     make_directories(directory / "empty");
     expect_error(Exit::no_input, {"empty", ".jsonl"}, [&] { expand_inputs({directory / "empty"}, "out"); });
 }

@@ -60,8 +60,7 @@ TEST_CASE_METHOD(MixtureFixture, "mixture: every stream's samples are counted wi
             counts[source.stream]++;
             REQUIRE(seen[source.stream].insert(source.index).second);
         }
-        for (size_t i = 0; i < 3; i++)
-            CHECK(std::abs(double(counts[i]) - data.share(i) * double(kBlock)) <= 1);
+        for (size_t i = 0; i < 3; i++) CHECK(std::abs(double(counts[i]) - data.share(i) * double(kBlock)) <= 1);
         // No stream runs ahead: after each block each stream has had its share, and no index is skipped.
         for (const auto& [stream, indices] : seen) CHECK(*indices.rbegin() + 1 == indices.size());
     }
@@ -144,8 +143,10 @@ TEST_CASE_METHOD(MixtureFixture, "mixture: the digest depends on weights and ord
 
 TEST_CASE_METHOD(MixtureFixture, "mixture: weights and streams that are too small are rejected", "[data]") {
     const TokenStream a = stream(0, 103), tiny = stream(1, 4);
-    expect_error(Exit::config, {"the weight 1 of part0_103_000000.bin", "0.0999 %"},
-                 [&] { Mixture({a, a}, {1, 1000}); });
-    expect_error(Exit::config, {"part1_4_000000.bin (4 tokens)", "seq_len 4"},
-                 [&] { Loader(Mixture({a, tiny}, {1, 1}), {.seq_len = 4, .batch = 1}); });
+    expect_error(Exit::config, {"the weight 1 of part0_103_000000.bin", "0.0999 %"}, [&] {
+        Mixture({a, a}, {1, 1000});
+    });
+    expect_error(Exit::config, {"part1_4_000000.bin (4 tokens)", "seq_len 4"}, [&] {
+        Loader(Mixture({a, tiny}, {1, 1}), {.seq_len = 4, .batch = 1});
+    });
 }

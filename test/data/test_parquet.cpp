@@ -77,7 +77,7 @@ TEST_CASE("parquet: a column chunk has only its own dictionary") {
 TEST_CASE("parquet: a page with only nulls needs no index width after its levels") {
     using namespace std::string_literals;
     const std::string dictionary = "\x15\x04\x15\x00\x15\x00\x4c\x15\x00\x15\x00\x00\x00"s;  // without values
-    const std::string levels = "\x02\x00\x00\x00\x06\x00"s;                                 // a run of three zeros
+    const std::string levels = "\x02\x00\x00\x00\x06\x00"s;                                  // a run of three zeros
     const std::string page = "\x15\x00\x15\x0c\x15\x0c\x2c\x15\x06\x15\x10\x15\x06\x15\x06\x00\x00"s + levels;
     REQUIRE(dictionary.size() == 13);
     REQUIRE(page.size() == 23);

@@ -53,7 +53,7 @@ TEST_CASE_METHOD(PrepareFixture, "prepare: with a vocabulary of characters") {
     CHECK(ids.size() + val.size() == 2 + n_characters);
     ids.insert(ids.end(), val.begin() + 1, val.end());
     CHECK(tokenizer.decode(ids) == kEndOfText + text);
-    CHECK(tokenizer.remark().empty());
+    CHECK(tokenizer.warning().empty());
     CHECK(Encoder(tokenizer).encode("q\u00eaa") == Encoder(tokenizer).encode("a"));  // they do not occur
 
     // Dropout needs merges to skip; a wrong size is rejected.

@@ -11,9 +11,9 @@
 // In every state find_newest_valid() must find the newest step that the run had reported by then, or a newer one, and
 // nothing damaged. Tries MOST different states, spread over all moments, and prints their number. Exits with code 1 at
 // the first violation.
-#include <algorithm>
 #include <fcntl.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <map>

@@ -23,7 +23,7 @@
 
 struct Fault {
     enum Kind { none, fail, shorten, flip, kill, kill_after, hang, late, log } kind = none;
-    int error = 0;  // errno of `fail`
+    int error = 0;       // errno of `fail`
     double seconds = 0;  // of `hang` and `late`
 };
 

@@ -20,7 +20,7 @@ int __wrap_munmap(void* address, size_t bytes);
 namespace {
 
 constexpr size_t kPageBytes = 4096, kAlignment = 4;  // of the numbers in files
-constexpr size_t kMostKeptBytes = 64 * kPageBytes;
+constexpr size_t kMaxKeptBytes = 64 * kPageBytes;
 
 // Readable pages followed by an unreadable one.
 struct Pages {
@@ -61,7 +61,7 @@ std::byte* take_pages(size_t readable) {
 }
 
 int give_pages(Pages pages) {
-    if (pages.readable <= kMostKeptBytes) {
+    if (pages.readable <= kMaxKeptBytes) {
         simt::poison(pages.begin, pages.readable);
         files().unused.emplace(pages.readable, pages.begin);
         return 0;

@@ -133,7 +133,7 @@ size_t lay_out(Json& header) {
 }  // namespace
 
 std::optional<std::string> with_changed_json(std::string_view input, bool is_safetensors, Random& random) {
-    constexpr size_t kMostDataBytes = 1 << 12;
+    constexpr size_t kMaxDataBytes = 1 << 12;
     uint64_t length = 0;
     Range at{0, input.size()};
     if (is_safetensors) {
@@ -153,7 +153,7 @@ std::optional<std::string> with_changed_json(std::string_view input, bool is_saf
     change(json, random);
     std::string rest(input.substr(at.end));
     if (is_safetensors && below(4, random) != 0)
-        if (const size_t bytes = lay_out(json); bytes <= kMostDataBytes) rest.resize(bytes);
+        if (const size_t bytes = lay_out(json); bytes <= kMaxDataBytes) rest.resize(bytes);
     const std::string text = json.dump(-1, ' ', false, Json::error_handler_t::replace);
     std::string changed(input.substr(0, at.begin));
     length = text.size();

@@ -6,14 +6,22 @@
 
 const std::vector<Parser>& parsers() {
     static const std::vector<Parser> list = {
-        {"config", read_config_file},        {"manifest", read_manifest_text},
-        {"shard_record", read_shard_record}, {"checkpoint", read_checkpoint},
-        {"safetensors", read_safetensors},   {"safetensors_index", read_safetensors_index},
-        {"messages", read_messages},         {"token_shard", read_token_shard},
-        {"dataset", read_dataset_record},    {"tokenizer", read_tokenizer},
-        {"vocabulary", read_vocabulary},     {"parquet", read_parquet},
-        {"texts", read_texts},               {"questions", read_question_file},
-        {"llmc_model", read_llmc_model},     {"hf_config", read_hf_config},
+        {"config", read_config_file},
+        {"manifest", read_manifest_text},
+        {"shard_record", read_shard_record},
+        {"checkpoint", read_checkpoint},
+        {"safetensors", read_safetensors},
+        {"safetensors_index", read_safetensors_index},
+        {"messages", read_messages},
+        {"token_shard", read_token_shard},
+        {"dataset", read_dataset_record},
+        {"tokenizer", read_tokenizer},
+        {"vocabulary", read_vocabulary},
+        {"parquet", read_parquet},
+        {"texts", read_texts},
+        {"questions", read_question_file},
+        {"llmc_model", read_llmc_model},
+        {"hf_config", read_hf_config},
         {"run_records", read_run_records},
     };
     return list;

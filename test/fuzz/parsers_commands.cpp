@@ -9,9 +9,9 @@
 #include "training/models/llmc_files.h"
 
 void read_llmc_model(std::string_view input) {
-    constexpr size_t kMostElements = 1 << 16;
+    constexpr size_t kMaxElements = 1 << 16;
     const LlmcModel model(path_of(input));
-    model.values(0, std::min(kMostElements, llmc_elements(model.shape, model.padded_vocab)));
+    model.values(0, std::min(kMaxElements, llmc_elements(model.shape, model.padded_vocab)));
 }
 
 void read_hf_config(std::string_view input) {

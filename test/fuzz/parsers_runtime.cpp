@@ -19,7 +19,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr size_t kMostLoadedBytes = size_t(1) << 20;
+constexpr size_t kMaxLoadedBytes = size_t(1) << 20;
 
 // Corrects the shard file's checksums in the manifest, so that the checks after them are reached.
 std::string with_right_checksums(std::string_view manifest, std::string_view shard) {
@@ -44,7 +44,7 @@ void load_all(const Checkpoint& checkpoint) {
     std::vector<NamedTensor> tensors = checkpoint.manifest().tensors;
     size_t total = 0;
     for (NamedTensor& tensor : tensors) {
-        if ((total += bytes_of(tensor)) > kMostLoadedBytes) return;
+        if ((total += bytes_of(tensor)) > kMaxLoadedBytes) return;
         memory.emplace_back(bytes_of(tensor));
         tensor.count = elements_of(tensor);
         tensor.values = {memory.back().data(), tensor.values.dtype};

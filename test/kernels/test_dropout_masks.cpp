@@ -56,7 +56,7 @@ std::vector<Pair> neighbouring_masks(uint32_t threshold) {
 
 TEST_CASE("dropout keeps elements at its rate", "[dropout]") {
     CHECK(ops::dropout_threshold(0.1) == 6554);
-    CHECK(ops::dropout_threshold(ops::kLargestDropout) < ops::kDropoutRange);
+    CHECK(ops::dropout_threshold(ops::kMaxDropout) < ops::kDropoutRange);
     for (double rate : {0.0, 0.001, 0.1, 0.2, 0.5, 0.9, 0.9999}) {
         INFO("rate " << rate);
         const ops::DropoutMask mask = {.threshold = ops::dropout_threshold(rate), .site = 2};

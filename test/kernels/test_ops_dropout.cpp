@@ -62,12 +62,9 @@ TEMPLATE_TEST_CASE("dropout: dropped elements are 0, also if they were not finit
     Stored<T> inp("inp", Role::input, values), out("out", Role::output, nans(kCount));
     ops::DropoutMask on_device = mask;
     on_device.keys = keys.on(OnDevice<T>());
-    ops::dropout({.out = out.on(OnDevice<T>()),
-                  .inp = inp.on(OnDevice<T>()),
-                  .mask = on_device,
-                  .batch = 1,
-                  .count = kCount},
-                 Stream());
+    ops::dropout(
+        {.out = out.on(OnDevice<T>()), .inp = inp.on(OnDevice<T>()), .mask = on_device, .batch = 1, .count = kCount},
+        Stream());
     std::vector<T> expected;
     for (size_t i = 0; i < kCount; i++) expected.push_back(ref::store<T>(values[i] == 1 ? 2 : 0));
     check_same_bits(out, expected);

@@ -8,10 +8,10 @@
 
 namespace {
 
-constexpr int kMostBoxWords = 256;
+constexpr int kMaxBoxWords = 256;
 
 struct Shared {
-    alignas(1024) uint32_t box[kMostBoxWords];
+    alignas(1024) uint32_t box[kMaxBoxWords];
     uint64_t bar;
 };
 

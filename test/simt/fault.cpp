@@ -22,13 +22,13 @@ std::vector<Fault>& pending_faults() {
 }
 
 void note_fault(const std::string& what) {
-    constexpr size_t kMostFaults = 100;  // the first ones suffice; faults in every thread must not fill the memory
+    constexpr size_t kMaxFaults = 100;  // the first ones suffice; faults in every thread must not fill the memory
     const Machine& m = machine();
     Fault fault;
     fault.what = what;
     if (m.grid) fault.kernel = m.grid->name;
     if (m.me) fault.place = "block " + describe(m.me->block->index) + ", thread " + describe(m.me->thread);
-    if (pending_faults().size() < kMostFaults) pending_faults().push_back(fault);
+    if (pending_faults().size() < kMaxFaults) pending_faults().push_back(fault);
 }
 
 void fault(const std::string& what) {

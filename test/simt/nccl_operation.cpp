@@ -39,7 +39,7 @@ void reduce_any(const ncclComm& comm, const Operation& op, int first, size_t off
 }
 
 void receive_messages(ncclComm& comm, const Operation& op) {
-    int taken[kMostRanks] = {};
+    int taken[kMaxRanks] = {};
     for (const auto& [wanted, to] : op.messages) {
         if (wanted.is_send) continue;
         const Slot& peer = comm.slot(wanted.peer);

@@ -5,10 +5,10 @@
 // computes the data to receive.
 #pragma once
 
-#include <cstdint>
 #include <nccl.h>
 
 #include <atomic>
+#include <cstdint>
 #include <utility>
 #include <vector>
 
@@ -16,7 +16,7 @@
 
 namespace simt::nccl {
 
-inline constexpr int kMostRanks = 8;
+inline constexpr int kMaxRanks = 8;
 inline constexpr size_t kAreaBytes = size_t(256) << 20;  // per rank; uses memory only for touched pages
 
 enum class Kind : int { all_reduce, reduce_scatter, all_gather, messages };
@@ -43,8 +43,7 @@ struct Description {
     size_t count = 0;
     bool operator==(const Description&) const = default;
     std::string text() const {
-        return format("%s of %zu elements of type %d, reduction %d", name_of(kind), count, int(type),
-                      int(reduction));
+        return format("%s of %zu elements of type %d, reduction %d", name_of(kind), count, int(type), int(reduction));
     }
 };
 
@@ -60,15 +59,15 @@ struct Slot {
     std::atomic<bool> has_aborted;
     Description description;
     int messages;
-    Message message[2 * kMostRanks];
+    Message message[2 * kMaxRanks];
 };
 
 struct Meeting {
     std::atomic<int> joined;
-    Slot slots[kMostRanks];
+    Slot slots[kMaxRanks];
 };
 inline constexpr size_t kSlotsBytes = (sizeof(Meeting) + 4095) / 4096 * 4096;
-inline constexpr size_t kSharedBytes = kSlotsBytes + kMostRanks * kAreaBytes;
+inline constexpr size_t kSharedBytes = kSlotsBytes + kMaxRanks * kAreaBytes;
 
 struct Operation {
     Description description;

@@ -82,7 +82,7 @@ void take_in(ncclComm_t comm) {
     comm->on_their_way.clear();
 }
 
-ncclResult_t ask(const char* call, ncclComm_t comm, Operation op) {
+ncclResult_t enqueue(const char* call, ncclComm_t comm, Operation op) {
     Library& all = library();
     if (!shared(comm)) return refuse(nullptr, ncclInvalidArgument, std::string(call) + " of no communicator");
     const std::string action = planned(call, comm->rank);
@@ -121,7 +121,7 @@ ncclResult_t message(const char* call, bool is_send, void* memory, size_t count,
     op.stream = stream;
     if (!comm || peer < 0 || peer >= comm->size) return refuse(comm, ncclInvalidArgument, "a message to no rank");
     op.messages.push_back({{is_send, peer, type, count, 0}, static_cast<char*>(memory)});
-    return ask(call, comm, std::move(op));
+    return enqueue(call, comm, std::move(op));
 }
 
 // A rank sends `sent` times and receives `received` times `count` elements.
@@ -135,7 +135,7 @@ ncclResult_t collective(const Description& description, const void* from, void* 
     op.sent_bytes = size_t(sent) * bytes;
     op.received_bytes = size_t(received) * bytes;
     op.stream = stream;
-    return ask(name_of(description.kind), comm, std::move(op));
+    return enqueue(name_of(description.kind), comm, std::move(op));
 }
 
 }  // namespace
@@ -162,7 +162,7 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int ranks, ncclUniqueId id
     *comm = nullptr;
     const std::string action = planned("ncclCommInitRankConfig", rank);
     if (const ncclResult_t result = result_of(action); result != ncclSuccess) return result;
-    if (ranks < 1 || ranks > kMostRanks || rank < 0 || rank >= ranks || config->magic != 0xcafebeef)
+    if (ranks < 1 || ranks > kMaxRanks || rank < 0 || rank >= ranks || config->magic != 0xcafebeef)
         return refuse(nullptr, ncclInvalidArgument, "a communicator with wrong ranks or settings");
     if (config->blocking != 0) return refuse(nullptr, ncclInvalidUsage, "a communicator that blocks has no deadline");
     const int file = open(id.internal, O_RDWR);

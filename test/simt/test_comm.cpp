@@ -92,7 +92,7 @@ TEST_CASE("tree_sum gives the same bits as the CPU's", "[simt][comm]") {
             }
         }
     TreeSum too_many{};
-    too_many.parts = kMostTreeParts + 1;
+    too_many.parts = kMaxTreeParts + 1;
     expect_error(Exit::internal, {"4097 parts"}, [&] { tree_sum(too_many, ::Stream()); });
 }
 

@@ -263,13 +263,13 @@ TEST_CASE("product keys: every field counts", "[matmul]") {
     keys[10].tf32 = true, keys[11].a_alignment = 2, keys[12].b_alignment = 2, keys[13].d_alignment = 2;
     keys[14].bias_alignment = 2, keys[15].aux_alignment = 2;
     std::set<std::string> words;
-    for (const ProductKey& key : keys) words.insert(words_of(key));
+    for (const ProductKey& key : keys) words.insert(text_key(key));
     CHECK(words.size() == keys.size());
     CHECK(std::set(keys.begin(), keys.end()).size() == keys.size());
     for (Epilogue epilogue : {Epilogue::dgelu, Epilogue::bias_gradient}) {
         ProductKey key = base;
         key.epilogue = epilogue;
-        CHECK(words.insert(words_of(key)).second);
+        CHECK(words.insert(text_key(key)).second);
     }
 }
 

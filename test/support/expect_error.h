@@ -1,7 +1,6 @@
 // Runs an action that must fail, and checks its error.
 #pragma once
 
-
 #include <vector>
 
 #include "kernels/base/check.h"

@@ -1,6 +1,5 @@
 #include "test/support/system_faults.h"
 
-#include <chrono>
 #include <dirent.h>
 #include <dlfcn.h>
 #include <sys/file.h>
@@ -9,6 +8,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <chrono>
 #include <future>
 
 namespace {

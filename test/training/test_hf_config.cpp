@@ -87,9 +87,9 @@ TEST_CASE("a config.json of another model is rejected with the key that differs"
 
 // The defaults of transformers' LlamaConfig, Qwen2Config and Qwen3Config.
 TEST_CASE("keys missing in a config.json have the architecture's defaults", "[config]") {
-    for (const auto& [family, head_size, kv_heads, positions] :
-         {std::tuple{ModelFamily::llama, 0, 6, 2048}, {ModelFamily::qwen2, 0, 32, 32768},
-          {ModelFamily::qwen3, 128, 32, 32768}}) {
+    for (const auto& [family, head_size, kv_heads, positions] : {std::tuple{ModelFamily::llama, 0, 6, 2048},
+                                                                 {ModelFamily::qwen2, 0, 32, 32768},
+                                                                 {ModelFamily::qwen3, 128, 32, 32768}}) {
         INFO(name_of(family));
         Json config = example(family);
         for (const char* key : {"head_dim", "num_key_value_heads", "max_position_embeddings"}) config.erase(key);

@@ -182,8 +182,7 @@ void read_llama_like(const Reader& hf, ModelFamily family, Config::Model& m) {
 Json rope_json(const Config::Model& m) {
     if (m.rope.scaling == RopeScaling::none) return nullptr;
     Json rope = {{"rope_type", name_of(m.rope.scaling)}, {"factor", m.rope.factor}};
-    if (m.rope.scaling != RopeScaling::linear)
-        rope["original_max_position_embeddings"] = m.original_positions();
+    if (m.rope.scaling != RopeScaling::linear) rope["original_max_position_embeddings"] = m.original_positions();
     if (m.rope.scaling == RopeScaling::llama3) {
         rope["low_freq_factor"] = m.rope.low_freq_factor;
         rope["high_freq_factor"] = m.rope.high_freq_factor;
@@ -212,12 +211,12 @@ Json gpt2_json(const Config::Model& m) {
 }
 
 Json llama_like_json(const Config::Model& m, ModelFamily family) {
-    Json json = {{"attention_dropout", m.dropout},         {"head_dim", m.head_size()},
-                 {"hidden_act", name_of(m.activation)},    {"hidden_size", m.n_embd},
-                 {"intermediate_size", m.hidden()}, {"max_position_embeddings", m.n_positions},
-                 {"num_attention_heads", m.n_head},        {"num_hidden_layers", m.n_layer},
-                 {"num_key_value_heads", m.kv_heads()},     {"rms_norm_eps", m.norm_eps},
-                 {"rope_scaling", rope_json(m)},           {"rope_theta", m.rope.theta}};
+    Json json = {{"attention_dropout", m.dropout},      {"head_dim", m.head_size()},
+                 {"hidden_act", name_of(m.activation)}, {"hidden_size", m.n_embd},
+                 {"intermediate_size", m.hidden()},     {"max_position_embeddings", m.n_positions},
+                 {"num_attention_heads", m.n_head},     {"num_hidden_layers", m.n_layer},
+                 {"num_key_value_heads", m.kv_heads()}, {"rms_norm_eps", m.norm_eps},
+                 {"rope_scaling", rope_json(m)},        {"rope_theta", m.rope.theta}};
     if (family != ModelFamily::qwen2) json["attention_bias"] = m.attention_bias == AttentionBias::all;
     if (family == ModelFamily::llama) {
         json["mlp_bias"] = m.mlp_bias;

@@ -212,8 +212,8 @@ std::optional<Tokenizer> find_tokenizer(const TokenizerChoice& choice, const std
     if (tokenizer.vocab_size() > config.model.vocab_size)
         fail(Exit::config, "the tokenizer %s has %d tokens, but the model has a vocabulary of %d", path,
              tokenizer.vocab_size(), config.model.vocab_size);
-    if (const std::string remark = tokenizer.remark(); !remark.empty())
-        std::fprintf(stderr, "train_gpt: %s: %s\n", path.c_str(), remark.c_str());
+    if (const std::string warning = tokenizer.warning(); !warning.empty())
+        std::fprintf(stderr, "train_gpt: %s: %s\n", path.c_str(), warning.c_str());
     return tokenizer;
 }
 

@@ -113,12 +113,11 @@ __global__ void __launch_bounds__(kDecodeThreads, kMinDecodeBlocks<kMaxHeadSize>
 }  // namespace
 
 void attention_decode(const AttentionDecode& op, Stream stream) {
-    constexpr int kLargestGrid = 65535;
+    constexpr int kMaxGrid = 65535;
     require(op.n_kv_head > 0 && op.n_head % op.n_kv_head == 0,
             "attention_decode: n_head %d is not a multiple of n_kv_head %d", op.n_head, op.n_kv_head);
-    require(op.head_size <= 256 && op.rows <= kLargestGrid,
-            "attention_decode: head_size is %d, at most 256; rows is %d, at most %d", op.head_size, op.rows,
-            kLargestGrid);
+    require(op.head_size <= 256 && op.rows <= kMaxGrid,
+            "attention_decode: head_size is %d, at most 256; rows is %d, at most %d", op.head_size, op.rows, kMaxGrid);
     dispatch("attention_decode", {op.out, op.cache, op.qkv}, [&]<class T>() {
         auto start = [&]<int kMaxHeadSize>() {
             launch(attention_decode_kernel<T, kMaxHeadSize>,

@@ -56,9 +56,9 @@ template <int kRun, bool kGrouped> struct QueryRows {
 
 // The grid for `rows` rows per key-value head of each sample.
 template <class Op> dim3 attention_grid(const Op& op, int rows, int block_rows) {
-    constexpr int kLargest = 65535;
-    require(op.batch <= kLargest && op.n_kv_head <= kLargest,
-            "attention: batch %d and %d heads; the maximum is %d each", op.batch, op.n_kv_head, kLargest);
+    constexpr int kMax = 65535;
+    require(op.batch <= kMax && op.n_kv_head <= kMax, "attention: batch %d and %d heads; the maximum is %d each",
+            op.batch, op.n_kv_head, kMax);
     return dim3(unsigned((rows + block_rows - 1) / block_rows), unsigned(op.n_kv_head), unsigned(op.batch));
 }
 

@@ -11,8 +11,8 @@
 // sums): one of our kernels finishes float sums, kMatmulSumsBytes at a time. Either way, a value is rounded to T once.
 #include <algorithm>
 
-#include "kernels/cuda/matmul/matmul.h"
 #include "kernels/base/choices.h"
+#include "kernels/cuda/matmul/matmul.h"
 #include "kernels/cuda/matmul/matmul_epilogue.h"
 #include "kernels/cuda/matmul/matmul_plan.h"
 #include "kernels/cuda/matmul/matmul_products.h"

@@ -17,9 +17,9 @@
 namespace {
 
 constexpr int kThreads = 256;
-constexpr size_t kMostBlocks = 8192;  // enough for any GPU; threads loop over the rest
+constexpr size_t kMaxBlocks = 8192;  // enough for any GPU; threads loop over the rest
 
-dim3 strided_blocks(size_t count) { return dim3(unsigned(std::min(kMostBlocks, (count + kThreads - 1) / kThreads))); }
+dim3 strided_blocks(size_t count) { return dim3(unsigned(std::min(kMaxBlocks, (count + kThreads - 1) / kThreads))); }
 
 __device__ inline size_t first_element() { return size_t(blockIdx.x) * blockDim.x + threadIdx.x; }
 __device__ inline size_t element_stride() { return size_t(gridDim.x) * blockDim.x; }

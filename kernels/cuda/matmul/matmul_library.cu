@@ -8,7 +8,7 @@
 
 namespace {
 
-constexpr uintptr_t kMostAlignment = 16;
+constexpr uintptr_t kMaxAlignment = 16;
 constexpr int kProposals = 64;
 
 struct EpilogueTraits {
@@ -28,7 +28,7 @@ const EpilogueTraits& traits_of(Epilogue epilogue) {
 }
 
 int alignment_of(const void* pointer) {
-    return pointer ? 1 << std::countr_zero(reinterpret_cast<uintptr_t>(pointer) | kMostAlignment) : 0;
+    return pointer ? 1 << std::countr_zero(reinterpret_cast<uintptr_t>(pointer) | kMaxAlignment) : 0;
 }
 
 cudaDataType_t library_type(Dtype dtype) {
@@ -115,7 +115,7 @@ ProductKey key_of(const Product& product, bool tf32) {
             .aux_alignment = traits_of(product.epilogue).has_aux ? alignment_of(product.aux) : 0};
 }
 
-std::string words_of(const ProductKey& key) {
+std::string text_key(const ProductKey& key) {
     return format("%s%s %s %c%c m %d n %d k %d %s %s align %d %d %d %d %d", name_of(key.in), key.tf32 ? " tf32" : "",
                   name_of(key.out), key.transpose_a ? 't' : 'n', key.transpose_b ? 't' : 'n', key.m, key.n, key.k,
                   name_of(key.epilogue), key.accumulate ? "+=" : "=", key.a_alignment, key.b_alignment, key.d_alignment,

@@ -33,7 +33,7 @@ ProductKey key_of(const Product& product, bool tf32);
 const char* name_of(Epilogue epilogue);
 
 // Returns the key as one line of text, unique for each key.
-std::string words_of(const ProductKey& key);
+std::string text_key(const ProductKey& key);
 
 // Whether documentation or users report the GEMM as unsupported, although the library's heuristic may accept it.
 bool library_lacks(const ProductKey& key);

@@ -2,10 +2,10 @@
 #include <map>
 #include <utility>
 
-#include "kernels/cuda/matmul/matmul_plan.h"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/matmul/matmul.h"
 #include "kernels/cuda/matmul/matmul_library.h"
+#include "kernels/cuda/matmul/matmul_plan.h"
 
 namespace {
 
@@ -87,7 +87,7 @@ bool multiply(const Product& product, Stream stream) {
 
 void multiply_plain(const Product& product, Stream stream) {
     if (!multiply(product, stream))
-        fail(Exit::os, "cuBLASLt has no algorithm for the GEMM %s", words_of(key_of(product, settings().tf32)));
+        fail(Exit::os, "cuBLASLt has no algorithm for the GEMM %s", text_key(key_of(product, settings().tf32)));
 }
 
 float* matmul_sums(Stream stream) {

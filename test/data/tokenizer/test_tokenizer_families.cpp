@@ -44,7 +44,7 @@ TEST_CASE("tokenizer families: Hugging Face's ids and texts") {
             CHECK(ids == reference["ids"][i].get<Ids>());
             const Json& decoded = reference["decoded"][i];
             // If some bytes of a character are dropped, Hugging Face replaces the others.
-            if (!tokenizer.remark().empty() && decoded.is_string() &&
+            if (!tokenizer.warning().empty() && decoded.is_string() &&
                 decoded.get<std::string>().find("\ufffd") != std::string::npos)
                 continue;
             CHECK(tokenizer.decode(ids, true) == (decoded.is_null() ? texts[i] : decoded.get<std::string>()));
@@ -145,8 +145,8 @@ TEST_CASE("tokenizer families: bytes without a token are dropped and reported") 
     int missing = 0;
     for (int byte = 0; byte < 256; byte++) missing += tokenizer.byte_id(uint8_t(byte)) < 0;
     CHECK(missing > 100);
-    CHECK(tokenizer.remark() == format("%d of 256 bytes have no token: encoding drops them", missing));
-    CHECK(load_family("smollm2").remark().empty());
+    CHECK(tokenizer.warning() == format("%d of 256 bytes have no token: encoding drops them", missing));
+    CHECK(load_family("smollm2").warning().empty());
 
     Encoder encoder(tokenizer);
     const std::string text =
@@ -168,7 +168,7 @@ TEST_CASE("tokenizer families: bytes without a token are dropped and reported") 
 TEST_CASE("tokenizer families: decoding the ids of any bytes gives the bytes") {
     for (const auto& [name, reference] : recorded()["families"].items()) {
         const Tokenizer tokenizer = load(reference["tokenizer"]);
-        if (!tokenizer.remark().empty()) continue;  // drops bytes
+        if (!tokenizer.warning().empty()) continue;  // drops bytes
         Encoder encoder(tokenizer);
         const bool is_nfc = tokenizer.rules().normalization == Normalization::nfc;
         // Metaspace adds no space to a text that begins with one, and its decoder removes that space.

@@ -38,13 +38,13 @@ TEST_CASE("a background save has the state at its start, whatever training chang
         ToyModel model(uint64_t(step), kShapes);
         const ToyModel before = model;
         saver.begin(toy_info(step), model.tensors(), nothing);
-        CHECK(saver.is_under_way());
+        CHECK(saver.is_running());
         CHECK(saver.step() == step);
         const auto result = steps_until_it_ends(saver, [&] {
             for (auto& values : model.values())
                 for (float& value : values) value += 1;
         });
-        CHECK_FALSE(saver.is_under_way());
+        CHECK_FALSE(saver.is_running());
         CHECK_FALSE(result.error);
         CHECK(result.step == step);
         CHECK(result.stats.directory == step_directory(run.path(), step));
@@ -68,7 +68,7 @@ TEST_CASE("waiting for a background save returns when the save is complete") {
     REQUIRE(result);
     CHECK_FALSE(result->error);
     CHECK(committed_steps(run.path()) == std::vector<int64_t>{1});
-    CHECK_FALSE(saver.is_under_way());
+    CHECK_FALSE(saver.is_running());
 }
 
 TEST_CASE("a save that fails in the background is reported and leaves no files, and the next one can succeed") {
@@ -142,7 +142,7 @@ TEST_CASE("a save that hangs delays no step, and completes when the disk works a
         std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
     CHECK_FALSE(saver.wait(0.1));
-    CHECK(saver.is_under_way());
+    CHECK(saver.is_running());
     CHECK(saver.elapsed_s() > 0.2);
     is_hanging = false;
     is_hanging.notify_all();

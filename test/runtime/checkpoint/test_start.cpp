@@ -93,7 +93,7 @@ TEST_CASE_METHOD(Start, "start: a changed option is rejected or accepted, and th
     CHECK(changed.state.config_digest == config_digest(config));
     CHECK(changed.state.dataset_digest == "other");
     CHECK(changed.state.progress.loss_scale.scale == 256);
-    CHECK(changed.state.progress.course_by_time == Course());
+    CHECK(changed.state.progress.course_by_time == RunLength());
 }
 
 TEST_CASE_METHOD(Start, "start: a dynamic loss scale is the checkpoint's") {

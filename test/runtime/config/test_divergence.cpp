@@ -16,7 +16,7 @@ double loss_of_step(int step) {
 
 DivergenceState state_after(int steps) {
     DivergenceState state;
-    for (int step = 1; step <= steps; step++) state.judge(step, loss_of_step(step), true, false, 8);
+    for (int step = 1; step <= steps; step++) state.check(step, loss_of_step(step), true, false, 8);
     return state;
 }
 
@@ -42,7 +42,7 @@ TEST_CASE("a spike is a loss a number of median absolute deviations above the me
 TEST_CASE("non-finite losses are not added to the window") {
     DivergenceState state = state_after(300);
     const LossWindow before = state.window;
-    for (const double loss : {std::nan(""), double(INFINITY)}) state.judge(301, loss, false, false, 8);
+    for (const double loss : {std::nan(""), double(INFINITY)}) state.check(301, loss, false, false, 8);
     CHECK(state.window == before);
     CHECK(state.last_trouble == 301);
     LossWindow window;
@@ -55,30 +55,30 @@ TEST_CASE("a spike is found at its step, and a steady run has none") {
     DivergenceState state;
     int spikes = 0;
     for (int step = 1; step <= 100'000; step++)
-        spikes += state.judge(step, loss_of_step(step), true, false, 8).is_spike;
+        spikes += state.check(step, loss_of_step(step), true, false, 8).is_spike;
     CHECK(spikes == 0);
     CHECK(state.last_trouble == 0);
     for (const double spike : {30.0, 4.2}) {
         DivergenceState copy = state;
-        const auto judgement = copy.judge(100'001, spike, true, false, 8);
-        CHECK(judgement.is_spike);
-        CHECK(judgement.limit < 3.8);
+        const auto verdict = copy.check(100'001, spike, true, false, 8);
+        CHECK(verdict.is_spike);
+        CHECK(verdict.limit < 3.8);
         CHECK(copy.last_trouble == 100'001);
-        CHECK_FALSE(copy.judge(100'002, 3.1, true, false, 8).is_spike);
+        CHECK_FALSE(copy.check(100'002, 3.1, true, false, 8).is_spike);
     }
     // An applied step cannot have a NaN loss; if it has one, it counts as a spike.
-    CHECK(state.judge(100'001, std::nan(""), true, false, 8).is_spike);
+    CHECK(state.check(100'001, std::nan(""), true, false, 8).is_spike);
 }
 
 TEST_CASE("a checkpoint is healthy if there was no trouble since the last step at which one was due") {
     DivergenceState state;
     CHECK(is_healthy_after(state, 1, 10));
-    state.judge(20, std::nan(""), false, false, 8);
+    state.check(20, std::nan(""), false, false, 8);
     for (const auto& [step, healthy] : {std::pair(20, false), {21, true}, {25, true}, {30, true}})
         CHECK(is_healthy_after(state, step, 10) == healthy);
-    state.judge(25, std::nan(""), false, true, 8);  // normal operation of the loss scaler
+    state.check(25, std::nan(""), false, true, 8);  // normal operation of the loss scaler
     CHECK(is_healthy_after(state, 30, 10));
-    state.judge(26, std::nan(""), false, false, 8);
+    state.check(26, std::nan(""), false, false, 8);
     for (const auto& [step, healthy] : {std::pair(27, false), {30, false}, {31, true}, {40, true}})
         CHECK(is_healthy_after(state, step, 10) == healthy);
     CHECK_FALSE(is_healthy_after(state, 1000, 0));

@@ -23,7 +23,7 @@ Config schedule_of(const std::string& name, int warmup_steps, int max_steps) {
 }
 
 // The learning rate of a step if only the number of steps limits the run.
-double learning_rate(const Config& config, int step) { return learning_rate(config, planned_course(config, 1), step); }
+double learning_rate(const Config& config, int step) { return learning_rate(config, planned_length(config, 1), step); }
 
 bool is_near(double x, double expected) { return std::abs(x - expected) <= 1e-15; }
 
@@ -129,16 +129,16 @@ Config wsd_of_minutes(double minutes, int warmup_steps = 10, int max_steps = 0) 
     return config;
 }
 
-// Simulates a trainer whose steps take `step_s` seconds. Returns the last step; `course` is the decision at that point.
-int run_until_end(const Config& config, Course& course, const std::function<double(int step)>& step_s,
+// Simulates a trainer whose steps take `step_s` seconds. Returns the last step; `length` is the decision at that point.
+int run_until_end(const Config& config, RunLength& length, const std::function<double(int step)>& step_s,
                   double* elapsed_s = nullptr) {
     bool is_decided = false;
     double elapsed = 0;
     for (int step = 1;; step++) {
         elapsed += step_s(step);
-        const auto decision = is_decided ? std::nullopt : course_by_time(config, course, step, elapsed);
-        if (decision) course = *decision, is_decided = true;
-        if (step != course.end_step) continue;
+        const auto decision = is_decided ? std::nullopt : course_by_time(config, length, step, elapsed);
+        if (decision) length = *decision, is_decided = true;
+        if (step != length.end_step) continue;
         if (elapsed_s) *elapsed_s = elapsed;
         return step;
     }
@@ -150,76 +150,76 @@ TEST_CASE("the first limit of steps and epochs ends a run", "[schedule]") {
     Config config = schedule_of("constant", 0, 1000);
     config.train.seq_len = 64;
     config.train.total_batch_tokens = 512;  // 8 samples per step
-    CHECK(planned_course(config, 100).end_step == 1000);
+    CHECK(planned_length(config, 100).end_step == 1000);
     config.train.max_epochs = 3;  // 37.5 steps
-    CHECK(planned_course(config, 100).end_step == 38);
+    CHECK(planned_length(config, 100).end_step == 38);
     config.train.max_epochs = 0.5;
-    CHECK(planned_course(config, 100).end_step == 7);
+    CHECK(planned_length(config, 100).end_step == 7);
     config.train.max_steps = 0;
-    CHECK(planned_course(config, 100).end_step == 7);
+    CHECK(planned_length(config, 100).end_step == 7);
     config.train.max_epochs = 1000;
     config.train.max_steps = 30;
-    CHECK(planned_course(config, 100).end_step == 30);
+    CHECK(planned_length(config, 100).end_step == 30);
     config.train.max_epochs = 3;
     config.schedule.warmup_steps = 29;
-    CHECK(planned_course(config, 100).end_step == 30);
+    CHECK(planned_length(config, 100).end_step == 30);
     expect_error(Exit::config, {"train.max_epochs 3, at 6.2 steps per epoch", "19 steps", "schedule.warmup_steps (29)"},
-                 [&] { planned_course(config, 50); });
+                 [&] { planned_length(config, 50); });
 }
 
 TEST_CASE("the cooldown of a run with a time limit begins early enough to end on time", "[schedule]") {
     const Config config = wsd_of_minutes(10);
     for (double pace_s : {0.01, 0.37, 1.0, 7.0}) {
         INFO(pace_s << " s per step");
-        Course course;
+        RunLength length;
         double elapsed_s = 0;
         const int end = run_until_end(
-            config, course, [&](int) { return pace_s; }, &elapsed_s);
+            config, length, [&](int) { return pace_s; }, &elapsed_s);
         CHECK(elapsed_s <= 600 + pace_s);
         CHECK(elapsed_s > 600 - 2 * pace_s);
-        CHECK(std::abs(course.cooldown_begin - 0.8 * end) <= 1.5);
-        CHECK(learning_rate(config, course, course.cooldown_begin) == kPeak);
-        CHECK(learning_rate(config, course, course.cooldown_begin + 1) < kPeak);
-        CHECK(learning_rate(config, course, end) == kFinal);
+        CHECK(std::abs(length.cooldown_begin - 0.8 * end) <= 1.5);
+        CHECK(learning_rate(config, length, length.cooldown_begin) == kPeak);
+        CHECK(learning_rate(config, length, length.cooldown_begin + 1) < kPeak);
+        CHECK(learning_rate(config, length, end) == kFinal);
     }
 }
 
 TEST_CASE("a busy start does not shorten a run with a time limit", "[schedule]") {
-    Course course;
+    RunLength length;
     double elapsed_s = 0;
     // The first second runs at a tenth of the speed; 0.1 s per step afterwards.
     const int end = run_until_end(
-        wsd_of_minutes(5), course, [](int step) { return step <= 10 ? 1.0 : 0.1; }, &elapsed_s);
+        wsd_of_minutes(5), length, [](int step) { return step <= 10 ? 1.0 : 0.1; }, &elapsed_s);
     CHECK(end > 2850);
     CHECK(elapsed_s <= 301);
 }
 
 TEST_CASE("a step limit reached before the time limit keeps its own cooldown", "[schedule]") {
     const Config config = wsd_of_minutes(10, 10, 500);
-    const Course planned = planned_course(config, 1);
-    CHECK(planned == Course{500, 400});
-    Course course = planned;
-    CHECK(run_until_end(config, course, [](int) { return 1.0; }) == 500);
-    CHECK(course == planned);
+    const RunLength planned = planned_length(config, 1);
+    CHECK(planned == RunLength{500, 400});
+    RunLength length = planned;
+    CHECK(run_until_end(config, length, [](int) { return 1.0; }) == 500);
+    CHECK(length == planned);
     // A cooldown that has begun never changes, even if the machine slows down.
-    course = planned;
-    CHECK(run_until_end(config, course, [](int step) { return step <= 401 ? 1.0 : 50.0; }) == 500);
+    length = planned;
+    CHECK(run_until_end(config, length, [](int step) { return step <= 401 ? 1.0 : 50.0; }) == 500);
     // The time limit is reached first.
-    course = planned;
-    CHECK(run_until_end(config, course, [](int) { return 2.0; }) == 300);
-    CHECK(course == Course{300, 240});
+    length = planned;
+    CHECK(run_until_end(config, length, [](int) { return 2.0; }) == 300);
+    CHECK(length == RunLength{300, 240});
 }
 
 TEST_CASE("a time limit within the warm-up or a step still has a cooldown from the rate reached", "[schedule]") {
     const Config config = wsd_of_minutes(1, 100);
-    Course course;
-    CHECK(run_until_end(config, course, [](int) { return 1.0; }) == 60);
-    CHECK(course.cooldown_begin == 48);
-    CHECK(is_near(learning_rate(config, course, 48), kPeak * 0.48));
-    CHECK(learning_rate(config, course, 49) < kPeak * 0.48);
-    CHECK(learning_rate(config, course, 60) == kFinal);
+    RunLength length;
+    CHECK(run_until_end(config, length, [](int) { return 1.0; }) == 60);
+    CHECK(length.cooldown_begin == 48);
+    CHECK(is_near(learning_rate(config, length, 48), kPeak * 0.48));
+    CHECK(learning_rate(config, length, 49) < kPeak * 0.48);
+    CHECK(learning_rate(config, length, 60) == kFinal);
 
-    Course one;
+    RunLength one;
     CHECK(run_until_end(config, one, [](int) { return 300.0; }) == 2);
     CHECK(one.cooldown_begin == 1);
 }
@@ -227,14 +227,14 @@ TEST_CASE("a time limit within the warm-up or a step still has a cooldown from t
 TEST_CASE("a constant rate runs until the next step would exceed the time limit", "[schedule]") {
     Config config = wsd_of_minutes(1, 0);
     config.schedule.name = LrSchedule::constant;
-    Course course;
+    RunLength length;
     double elapsed_s = 0;
     CHECK(run_until_end(
-              config, course, [](int) { return 0.7; }, &elapsed_s) == 85);
+              config, length, [](int) { return 0.7; }, &elapsed_s) == 85);
     CHECK(elapsed_s <= 60);
     config.train.max_steps = 50;
-    course = planned_course(config, 1);
-    CHECK(run_until_end(config, course, [](int) { return 0.7; }) == 50);
+    length = planned_length(config, 1);
+    CHECK(run_until_end(config, length, [](int) { return 0.7; }) == 50);
 }
 
 TEST_CASE("the expected end follows from the pace so far", "[schedule]") {
@@ -242,7 +242,7 @@ TEST_CASE("the expected end follows from the pace so far", "[schedule]") {
     CHECK(expected_end(config, {}, 0, 0) == 0);
     CHECK(expected_end(config, {}, 100, 60) == 1000);
     CHECK(expected_end(config, {700, 650}, 100, 60) == 700);
-    CHECK(expected_end(config, {}, 1, 1e-9) == kMostSteps);
+    CHECK(expected_end(config, {}, 1, 1e-9) == kMaxSteps);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -403,6 +403,6 @@ TEST_CASE("FLOPs per token equal llm.c's for the GPT-2 family", "[flops]") {
     for (const Case& c : {Case{{124475904, 12 * 768 * 512.0}, 0.8035}, Case{{354871296, 24 * 1024 * 512.0}, 2.2802},
                           Case{{774090240, 36 * 1280 * 512.0}, 4.9277}, Case{{1557686400, 48 * 1600 * 512.0}, 9.8180}})
         CHECK(std::abs(flops_per_token(c.model) / 1e9 - c.giga) < 1e-4);
-    CHECK_FALSE(model_flops_utilisation(1e9, 1000, 0).has_value());
-    CHECK(model_flops_utilisation(1e9, 1000, 2e12).value() == 0.5);
+    CHECK_FALSE(model_flops_utilization(1e9, 1000, 0).has_value());
+    CHECK(model_flops_utilization(1e9, 1000, 2e12).value() == 0.5);
 }

@@ -322,8 +322,9 @@ TEST_CASE("a folder that cannot be listed is not treated as empty", "[files]") {
     TemporaryDirectory directory;
     make_directory(directory / "data");
     put(directory / "data/train_1.bin", "");
-    const std::pair<int, Exit> cases[] = {{EACCES, Exit::permission}, {EMFILE, Exit::io}, {ENFILE, Exit::io},
-                                          {EIO, Exit::io},            {ESTALE, Exit::io}, {ENOENT, Exit::no_input}};
+    const std::pair<int, Exit> cases[] = {{EACCES, Exit::permission}, {EMFILE, Exit::io},
+                                          {ENFILE, Exit::io},         {EIO, Exit::io},
+                                          {ESTALE, Exit::io},         {ENOENT, Exit::no_input}};
     for (const auto& [error, code] : cases)
         for (const char* pattern : {"data/train_*.bin", "*/train_1.bin"}) {
             const SystemFault fault(SystemCall::list, directory.path(), error);
@@ -342,20 +343,19 @@ TEST_CASE("a file's format is identified by its first bytes", "[files]") {
         std::string bytes;
         const char* meaning;
     };
-    for (const Case& c :
-         {Case{"<!DOCTYPE html><html>", "an HTML page"}, Case{"\n  <HTML lang=en>", "an HTML page"},
-          Case{"version https://git-lfs.github.com/spec/v1\noid", "a Git LFS pointer"},
-          Case{"PK\3\4....", "a zip archive"}, Case{"\x1f\x8b\x08", "a gzip file"},
-          Case{"PK\3\4....ckpt/data.pkl", "a PyTorch file"},
-          Case{"\xfd\x37zXZ\0\0"s, "an xz file"}, Case{"{\"a\": 1}", "a JSON text"},
-          Case{"Once upon a time", "plain text"}, Case{"\x88\xd8\x34\x01\1\0\0\0"s, "an llm.c token shard (GPT-2)"},
-          Case{"\xc6\xd7\x34\x01\3\0\0\0"s, "an llm.c model"},
-          Case{"\x7f"
-               "ELF\2",
-               "a program"},
-          Case{"\x50\0\0\0\0\0\0\0{\"wte\":"s, "a safetensors file"}, Case{std::string(64, '\0'), "zero bytes"},
-          Case{"\x01\x02\x03\x04", "unknown binary data"}, Case{"PK", "plain text"},
-          Case{"\x80\2}q", "a Python pickle"}}) {
+    for (const Case& c : {Case{"<!DOCTYPE html><html>", "an HTML page"}, Case{"\n  <HTML lang=en>", "an HTML page"},
+                          Case{"version https://git-lfs.github.com/spec/v1\noid", "a Git LFS pointer"},
+                          Case{"PK\3\4....", "a zip archive"}, Case{"\x1f\x8b\x08", "a gzip file"},
+                          Case{"PK\3\4....ckpt/data.pkl", "a PyTorch file"}, Case{"\xfd\x37zXZ\0\0"s, "an xz file"},
+                          Case{"{\"a\": 1}", "a JSON text"}, Case{"Once upon a time", "plain text"},
+                          Case{"\x88\xd8\x34\x01\1\0\0\0"s, "an llm.c token shard (GPT-2)"},
+                          Case{"\xc6\xd7\x34\x01\3\0\0\0"s, "an llm.c model"},
+                          Case{"\x7f"
+                               "ELF\2",
+                               "a program"},
+                          Case{"\x50\0\0\0\0\0\0\0{\"wte\":"s, "a safetensors file"},
+                          Case{std::string(64, '\0'), "zero bytes"}, Case{"\x01\x02\x03\x04", "unknown binary data"},
+                          Case{"PK", "plain text"}, Case{"\x80\2}q", "a Python pickle"}}) {
         INFO(c.meaning);
         CHECK(describe_content(c.bytes, c.bytes.size()).starts_with(c.meaning));
     }

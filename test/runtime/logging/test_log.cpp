@@ -200,7 +200,7 @@ TEST_CASE("progress is a line every N steps, and for the first and the last step
         TrainingProgress progress(out, 25, 10);
         for (int step = 3; step <= 25; step++) progress.show(record_of(step));
         progress.show(ValRecord{25, 4.25, std::nullopt});
-        progress.say("done");
+        progress.print("done");
     });
     std::vector<std::string> lines;
     for (size_t begin = 0, end; (end = text.find('\n', begin)) != std::string::npos; begin = end + 1)

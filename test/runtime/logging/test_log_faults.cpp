@@ -1,7 +1,7 @@
 // A run's logs on a disk that rejects writes, and after crashes that left incomplete lines.
-#include <algorithm>
 #include <sys/resource.h>
 
+#include <algorithm>
 #include <csignal>
 #include <fstream>
 
@@ -106,10 +106,10 @@ TEST_CASE("a log that cannot be written for 100 steps ends the run, and delays n
     RunLog log(directory.path(), 0);
     write_steps(log, 1, 1);
     const FileSizeLimit none(0);
-    write_steps(log, 2, RunLog::kMostFailedSteps);
+    write_steps(log, 2, RunLog::kMaxFailedSteps);
     CHECK(log.error() == nullptr);
     expect_error(Exit::io, {"metrics.jsonl"}, [&] { log.sync(); });
-    write_steps(log, RunLog::kMostFailedSteps + 1, RunLog::kMostFailedSteps + 1);
+    write_steps(log, RunLog::kMaxFailedSteps + 1, RunLog::kMaxFailedSteps + 1);
     REQUIRE(log.error());
     expect_error(Exit::io, {"metrics.jsonl", "File too large", "100 steps"},
                  [&] { std::rethrow_exception(log.error()); });
@@ -219,11 +219,13 @@ TEST_CASE("lines that a resumed run removes from its logs do not return after a 
     }
     for (const auto& [name, step] : {std::pair{"metrics.jsonl", 6}, {"main.log", 3}}) {
         const std::string path = directory / name, whole = read_file(path);
-        CHECK(stop_at_sync(path, [&] { RunLog(directory.path(), step); }, [&] {
-            const std::string cut = read_file(path);
-            CHECK(cut.size() < whole.size());
-            CHECK(whole.starts_with(cut));
-        }));
+        CHECK(stop_at_sync(
+            path, [&] { RunLog(directory.path(), step); },
+            [&] {
+                const std::string cut = read_file(path);
+                CHECK(cut.size() < whole.size());
+                CHECK(whole.starts_with(cut));
+            }));
     }
 }
 
