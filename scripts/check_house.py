@@ -31,7 +31,7 @@ DATA = [f"data/{room}" for room in ("tokenizer", "text", "shards", "prepare", "e
 SEAM = ["kernels", "kernels/base"]
 BACKEND = [*SEAM, "kernels/shared"]
 ARROWS = {
-    "": ["commands", "training", "model", *RUNTIME, *DATA, *SEAM],
+    "": ["commands", "training", "training/models", "model", *RUNTIME, *DATA, *SEAM],
     "commands": ["commands", "training", "training/models", "model", *RUNTIME, *DATA, *BASICS],
     "training": ["training", "training/models", "model", *RUNTIME, *DATA, *BASICS],
     "training/models": ["training/models", "model", *RUNTIME, *DATA, *BASICS],
@@ -60,6 +60,7 @@ DECLARATIONS = [re.compile(pattern, re.M) for pattern in (
     r"^(?:(?:inline|static|extern) )*(?:constexpr|const) [^()=;]*?\b(k[A-Z]\w*)",
     r"^(?!return|else|using|#)(?:template <.*>\s*)?(?:\[\[.*\]\] )?[A-Za-z_][\w:<>,*& ]*[ *&](\w+)\(")]
 INCLUDE = re.compile(r'^[ \t]*#[ \t]*include "(.*?)"(.*IWYU pragma: export)?', re.M)
+CUDA = {"__device__", "__global__", "threadIdx"}  # the compiler's names, which launch.cuh makes available
 BACKEND_HEADERS = re.compile(r"(cuda|cublas|nccl|nv|mpi|dnnl|omp)")
 
 LITERAL = re.compile(r'//[^\n]*|/\*.*?\*/|R"(\w*)\(.*?\)\1"|"(?:\\.|[^"\\\n])*"'
@@ -188,6 +189,7 @@ def use_findings(texts):
             if Path(name).suffix in CPP}
     declared = {name: {word for pattern in DECLARATIONS for found in pattern.findall(text)
                        for word in re.findall(r"\w+", found)} for name, text in code.items()}
+    declared["kernels/cuda/launch.cuh"] |= CUDA
     includes = {name: [(header, export) for header, export in INCLUDE.findall(texts[name]) if header in code]
                 for name in code}
 

@@ -7,6 +7,7 @@
 #include "runtime/io/process.h"
 #include "training/models/generation.h"
 #include "training/models/model_io.h"
+#include "training/models/questions.h"
 
 namespace {
 

@@ -4,6 +4,7 @@
 #include "runtime/io/files.h"
 #include "runtime/io/lock.h"
 #include "runtime/io/process.h"
+#include "training/models/model_io.h"
 
 namespace {
 

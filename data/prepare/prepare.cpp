@@ -14,6 +14,7 @@
 #include "data/shards/shards.h"
 #include "data/text/input_paths.h"
 #include "data/text/text_formats.h"
+#include "data/text/text_input.h"
 #include "data/tokenizer/bpe_trainer.h"
 #include "data/tokenizer/encoder.h"
 #include "data/tokenizer/pretokenizer.h"

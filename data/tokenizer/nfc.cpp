@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <memory>
+#include <vector>
 
 #include "kernels/base/check.h"
 #include "runtime/io/utf8.h"

@@ -14,9 +14,12 @@
 #include <optional>
 #include <utility>
 
+#include "kernels/base/dropout.h"
 #include "kernels/cpu/parallel.h"
 #include "kernels/cpu/tiles.h"
 #include "kernels/cpu/vector_math.h"
+#include "kernels/device.h"
+#include "kernels/ops.h"
 #include "kernels/shared/attention_layout.h"
 #include "kernels/shared/dispatch.h"
 

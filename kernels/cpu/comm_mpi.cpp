@@ -38,7 +38,7 @@ class Queue {
 public:
     explicit Queue(const CommSettings& settings) : settings_(settings) {
         thread_ = std::jthread([this] { run(); });
-        wait(enqueue({"join", nullptr, nullptr}));
+        wait(push({"join", nullptr, nullptr}));
     }
 
     // Does not finalize MPI after a failure, because that would wait for lost ranks.
@@ -50,7 +50,7 @@ public:
 
     uint64_t enqueue(Request request) {
         settings_.note(asked_ + 1, request.name);
-        return enqueue(std::move(request));
+        return push(std::move(request));
     }
 
     void enqueue_and_wait(Request request) { wait(enqueue(std::move(request))); }
@@ -79,7 +79,7 @@ public:
     CommTotals totals;  // used only by the calling thread
 
 private:
-    uint64_t enqueue(Request request) {
+    uint64_t push(Request request) {
         const std::lock_guard lock(mutex_);
         waiting_.push_back(std::move(request));
         changed_.notify_all();

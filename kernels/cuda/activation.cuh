@@ -11,6 +11,7 @@
 #pragma once
 
 #include "kernels/base/choices.h"
+#include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/reduce.cuh"
 
 inline constexpr float kGeluLinear = -2.302208198f;               // -2 sqrt(2/pi) log2(e)

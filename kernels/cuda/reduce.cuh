@@ -1,6 +1,8 @@
 // Sums and maxima over a warp and over a block, in a fixed order. Every thread gets the same bits.
 #pragma once
 
+#include "kernels/cuda/launch.cuh"
+
 inline constexpr int kWarpSize = 32;
 inline constexpr unsigned kAllLanes = 0xffffffffu;
 inline constexpr float kLog2E = 1.44269504f;  // to compute exponentials as powers of 2

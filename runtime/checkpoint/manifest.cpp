@@ -9,6 +9,7 @@
 
 #include "kernels/numeric.h"
 #include "kernels/tensor.h"
+#include "runtime/checkpoint/fields.h"
 #include "runtime/checkpoint/train_state.h"
 #include "runtime/config/config.h"
 #include "runtime/io/json.h"

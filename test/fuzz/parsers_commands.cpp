@@ -2,6 +2,7 @@
 #include <filesystem>
 
 #include "commands/report_page.h"
+#include "model/llmc.h"
 #include "runtime/io/json.h"
 #include "test/fuzz/inputs.h"
 #include "test/fuzz/parsers.h"

@@ -8,6 +8,7 @@
 
 #include "data/tokenizer/tokenizer.h"
 #include "model/inference.h"
+#include "model/llmc.h"
 #include "runtime/checkpoint/checkpoint.h"
 #include "runtime/io/files.h"
 #include "test/support/data_files.h"

@@ -1,5 +1,6 @@
 #include "training/models/llmc_files.h"
 
+#include "model/llmc.h"
 #include "runtime/checkpoint/checkpoint.h"
 #include "runtime/io/files.h"
 #include "runtime/io/header_word.h"

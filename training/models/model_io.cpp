@@ -14,6 +14,7 @@
 #include "runtime/performance/performance.h"
 #include "training/models/hf_config.h"
 #include "training/models/llmc_files.h"
+#include "training/models/votes.h"
 
 GptOptions gpt_options(const Config& config, int rank, int ranks) {
     return {.shape = config.model,

@@ -10,6 +10,7 @@
 // qkv, so that no block waits for another.
 #include "kernels/cuda/attention/attention_layout.cuh"
 #include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/reduce.cuh"
 #include "kernels/device.h"
 #include "kernels/ops.h"
 #include "kernels/shared/dispatch.h"

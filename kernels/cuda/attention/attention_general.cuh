@@ -6,6 +6,7 @@
 #pragma once
 
 #include "kernels/base/dropout.h"
+#include "kernels/cuda/launch.cuh"
 #include "kernels/numeric.h"
 #include "kernels/shared/attention_layout.h"
 

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "kernels/cuda/attention/attention_tiles.cuh"
+#include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/reduce.cuh"
 #include "kernels/shared/attention_layout.h"
 

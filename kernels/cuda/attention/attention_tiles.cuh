@@ -11,7 +11,8 @@
 
 #include "kernels/base/dropout.h"
 #include "kernels/cuda/attention/attention_layout.cuh"  // IWYU pragma: export
-#include "kernels/cuda/ptx.cuh"                         // IWYU pragma: export
+#include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/ptx.cuh"  // IWYU pragma: export
 #include "kernels/numeric.h"
 #include "kernels/shared/attention_layout.h"  // IWYU pragma: export
 

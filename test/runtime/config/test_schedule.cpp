@@ -3,6 +3,7 @@
 #include <functional>
 #include <nlohmann/json.hpp>
 
+#include "runtime/checkpoint/fields.h"
 #include "runtime/checkpoint/train_state.h"
 #include "runtime/config/config.h"
 #include "runtime/config/loss_scale.h"
