@@ -287,7 +287,7 @@ FAULTS = [
     (ROPE, "the gradient lacks rstd", "multiply(d[u], rstd);", "multiply(d[u], 1.0f);"),
     (ROPE, "the keys' gradient goes to the queries' weight",
      "add_products(sums.key[u], d", "add_products(sums.query[u], d"),
-    (TOTALS, "the second gradient's first sum goes behind the first gradient", "float& out = column < op.columns",
+    (TOTALS, "the second gradient's first sum ends the first gradient", "float& out = column < op.columns",
      "float& out = column <= op.columns"),
     (ROPE, "the scale of the table is not divided out", "? 1.0f / square : 0.0f", "? 1.0f : 0.0f"),
     (ROPE, "a team beyond the last head counts in the sums",

@@ -52,7 +52,7 @@ ARROWS = {
     "test": None,
     "dev": None,
 }
-# What a header offers at namespace scope: types, constants and functions.
+# The names that a header declares at namespace scope: enumerators, types, constants and functions.
 DECLARATIONS = [re.compile(pattern, re.M) for pattern in (
     r"^enum \w+ \{([^}]*)\}",
     r"^(?:template <.*>\s*)?(?:struct|class|enum class|enum|union) (\w+)(?: final)?(?: : [^;{]*)?\s*[{;]",

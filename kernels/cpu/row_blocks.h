@@ -11,7 +11,7 @@ inline size_t rows_per_block(size_t rows) {
 }
 inline size_t n_blocks(size_t rows) { return (rows + rows_per_block(rows) - 1) / rows_per_block(rows); }
 
-// out (+)= sums of partials (blocks, 2, cols) over the blocks, for one of the two and for the columns [begin, end).
+// out (+)= the sums over the blocks of one half of partials (blocks, 2, cols), in the columns [begin, end).
 // Does nothing if `out` is null.
 inline void sum_blocks(float* out, const float* partials, size_t blocks, int cols, int begin, int end,
                        bool accumulate) {

@@ -1,5 +1,5 @@
-// What the ranks report, and rank 0's decisions, as pure functions of the reports: which rank is to blame when a run
-// makes no progress, and the reply to a collective of the control channel, which is the same for all ranks.
+// The reports of the ranks, and rank 0's decisions as pure functions of them: the rank to blame when a run makes no
+// progress, and the reply to a collective of the control channel, which is the same for all ranks.
 #pragma once
 
 #include <cstdint>

@@ -23,7 +23,7 @@
 // A global variable, since a signal handler has no other way to pass on state.
 static volatile std::sig_atomic_t first_signal = 0;
 
-// Where the first signal prints its notice; on a terminal it starts with a newline, since the terminal shows ^C.
+// The target of the first signal's notice. On a terminal the notice starts with a newline, since the terminal shows ^C.
 enum class Notice { none, file, terminal };
 
 // Async-signal-safe: no locks, no allocation, no streams.

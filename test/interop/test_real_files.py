@@ -178,7 +178,7 @@ class SmolLm2(TrainerTest):
         self.assertAlmostEqual(ours / (total / count), 1, delta=1e-5)
 
     def test_logits(self):
-        """Compares the order of the log-probabilities of single tokens after a context with that of the logits."""
+        """Compares the order of the log-probabilities of single tokens after a context with the order of the logits."""
         import torch
         folder, model, tokenizer = self.models()
         contexts = [text.strip() for text in self.TEXT]

@@ -8,7 +8,7 @@ import time
 
 from trainer import ENVIRONMENT, TRAINER, TrainerTest
 
-# A step with so many micro-steps that it outlasts the test.
+# A step with a million micro-steps, which outlasts the test.
 ENDLESS = {"train_total_batch_tokens": 60 * 1_000_000, "schedule_warmup_steps": 0}
 
 

@@ -6,7 +6,7 @@
 #include "test/support/catch.h"
 #include "training/models/questions.h"
 
-TEST_CASE("answers: tokens, characters and log-likelihoods are those of lm-evaluation-harness", "[model]") {
+TEST_CASE("answers: tokens, characters and log-likelihoods equal lm-evaluation-harness's", "[model]") {
     const std::string directory = "test/recorded/lm_eval";
     const auto recorded = nlohmann::json::parse(read_file(directory + "/expected.json"));
     for (const int batch : {1, 2, 5, 64}) {

@@ -8,9 +8,9 @@
 #include "runtime/logging/logging.h"
 #include "training/models/model_io.h"
 
-// Reads the first eval.max_questions of each file of the patterns, of which there is at least one; `key` is the option
-// that has them. Fails as QuestionReader does, with Exit::no_input if there is no tokenizer, and with Exit::data if a
-// completion has more than train.seq_len tokens.
+// Reads the first eval.max_questions of each file that matches a pattern; requires at least one pattern. `key` names
+// the option with the patterns. Fails as QuestionReader does, with Exit::no_input if there is no tokenizer, and with
+// Exit::data if a completion has more than train.seq_len tokens.
 std::vector<QuestionSet> read_questions(const std::vector<std::string>& patterns, const std::string& key,
                                         const Config& config, const std::optional<Tokenizer>& tokenizer);
 

@@ -68,7 +68,8 @@ __device__ __forceinline__ void gather_tile_async(T* tile, const T* inp, Place p
     });
 }
 
-// The same for the rows of a block of queries; place(head, position) is a query's place, `step` that of two positions.
+// The same for the rows of a block of queries; place(head, position) is a query's index, `step` the distance of two
+// positions.
 template <int kHeadSize, int kRows, int kThreads, class T, int kRun, bool kGrouped, class Place>
 __device__ __forceinline__ void load_queries_async(T* tile, const T* inp, const QueryRows<kRun, kGrouped>& rows,
                                                    int seq_len, size_t step, Place place) {
@@ -290,7 +291,8 @@ __device__ __forceinline__ void store_rows(T* out, size_t step, int count, T* ti
     scatter_rows<T, kHeadSize>(out, tile, row, acc, place, factor);
 }
 
-// The same for rows of a block of queries; place(head, position) is a query's place, `step` that of two positions.
+// The same for rows of a block of queries; place(head, position) is a query's index, `step` the distance of two
+// positions.
 template <class T, int kHeadSize, int kM, int kRun, bool kGrouped, class Place, class Factor>
 __device__ __forceinline__ void store_queries(T* out, const QueryRows<kRun, kGrouped>& rows, int seq_len, size_t step,
                                               Place place, T* tile, int row, const float (&acc)[kM][kHeadSize / 8][4],
