@@ -193,11 +193,17 @@ def use_findings(texts):
     includes = {name: [(header, export) for header, export in INCLUDE.findall(texts[name]) if header in code]
                 for name in code}
 
-    def exported(name):
-        return {name}.union(*(exported(header) for header, export in includes[name] if export))
+    def included(name, is_direct):
+        found, waiting = {name}, [name]
+        while waiting:
+            for header, export in includes[waiting.pop()]:
+                if header not in found and (export or not is_direct):
+                    found.add(header)
+                    waiting.append(header)
+        return found
 
-    def all_included(name):
-        return {name}.union(*(all_included(header) for header, _ in includes[name]))
+    def exported(name):
+        return included(name, True)
 
     def names(headers):
         return set().union(*(declared[header] for header in headers))
@@ -212,7 +218,7 @@ def use_findings(texts):
         files = {name} | ({own} & {header for header, _ in includes[name]})
         direct = files.union(*(exported(header) for file in files for header, _ in includes[file]))
         words = set(re.findall(r"(?<![.\w])(?<!->)\w+", text))
-        for header in sorted(all_included(name) - direct):
+        for header in sorted(included(name, False) - direct):
             used = words & declared[header] - names(direct)  # `direct` has the names of the file itself
             if used and (header in allowed or str(Path(header).parent) in allowed):
                 yield name, line_of(rf"\b{min(used)}\b", text), f"uses {min(used)} of {header} and does not include it"

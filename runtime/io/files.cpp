@@ -94,6 +94,7 @@ Exit exit_code_of(int error, Exit otherwise) {
     const bool is_missing = error == ENOENT || error == ENOTDIR;
     const bool is_disk = error == ENOSPC || error == EDQUOT || error == EIO || error == EROFS || error == ESTALE;
     if (error == EACCES || error == EPERM) return Exit::permission;
+    if (error == ENOMEM) return Exit::os;
     return is_disk || (otherwise == Exit::no_input && !is_missing) ? Exit::io : otherwise;
 }
 
@@ -272,11 +273,17 @@ bool file_exists(const std::string& path) { return type_of(path) == fs::file_typ
 bool directory_exists(const std::string& path) { return type_of(path) == fs::file_type::directory; }
 
 std::vector<std::string> list_directory(const std::string& path) {
-    std::error_code error;
+    // std::filesystem::directory_iterator ends the process if memory runs out.
+    const std::unique_ptr<DIR, void (*)(DIR*)> directory(::opendir(path.c_str()), [](DIR* open) { ::closedir(open); });
+    if (!directory) fail_to("list the directory", path, Exit::no_input);
     std::vector<std::string> names;
-    fs::directory_iterator entry(path, error), end;
-    for (; !error && entry != end; entry.increment(error)) names.push_back(entry->path().filename());
-    if (error) fail_to("list the directory", path, Exit::no_input, error.value());
+    errno = 0;
+    while (const dirent* entry = ::readdir(directory.get())) {
+        names.push_back(entry->d_name);
+        errno = 0;
+    }
+    if (errno != 0) fail_to("list the directory", path, Exit::no_input);
+    std::erase_if(names, [](const std::string& name) { return name == "." || name == ".."; });
     std::sort(names.begin(), names.end());
     return names;
 }

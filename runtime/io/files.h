@@ -34,8 +34,8 @@ private:
     int number_ = -1;
 };
 
-// Returns the exit code for an errno: Exit::permission, Exit::io for disk errors, else `otherwise`. However,
-// Exit::no_input is returned only for missing files; other errors are then Exit::io.
+// Returns the exit code for an errno: Exit::permission, Exit::os if memory ran out, Exit::io for disk errors, else
+// `otherwise`. However, Exit::no_input is returned only for missing files; other errors are then Exit::io.
 Exit exit_code_of(int error, Exit otherwise);
 
 // A regular file, read by position; copies share the descriptor. For files that may change, or whose disk may fail,

@@ -385,7 +385,7 @@ class DryRun(Kit):
             self.assertRegex(self.table, rf"(?m)^{line}")
         rows, verdicts = self.results("prove")
         self.assertEqual(verdicts, dict.fromkeys(PROVE, "passed"))
-        self.assertEqual(rows["probe_fragments"]["detail"], "9 probes, 1280 words, equal")
+        self.assertEqual(rows["probe_fragments"]["detail"], "5 probes, 1088 words, equal")
         self.assertEqual(len(rows["curves"]["figures"]["lines"]), 12)
         self.assertEqual(self.results("sanitize")[1], dict.fromkeys(SANITIZE, "passed"))
 

@@ -56,7 +56,7 @@ VIOLATIONS = [  # rule, file, text appended to it, part of the finding
     ("visitor", "model/gpt.h", "void f() { std::visit(g, h); }", "take a View"),
     ("include cycle", "runtime/io/files.h", '#include "runtime/io/files.h"', "includes itself: runtime/io/files.h"),
     ("longer cycle", "model/options.h", '#include "model/gpt.h"', "includes itself: model/"),
-    ("missing include", "model/sample.cpp", "void f(Bucket* bucket);", "uses Bucket of model/tensors.h"),
+    ("missing include", "model/sample.cpp", "void f(Arena* arena);", "uses Arena of model/arena.h"),
     ("unused include", "model/sample.cpp", '#include "model/shape.h"', "includes model/shape.h and uses nothing of it"),
     ("lines", "model/gpt.h", "\n" * 500, "at most 500"),
     ("budget of a folder", "dev/results/lines.md", "| `test/simt` | 10 | less than it has |", "test/simt has "),
