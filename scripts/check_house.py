@@ -185,7 +185,7 @@ def use_findings(texts):
 
     A source file also has the includes of its own header. "// IWYU pragma: export" after an include passes that header
     on to those who include the file. Headers that a file may not include come through a public header."""
-    code = {name: re.sub(r"^\s*#.*$", "", LITERAL.sub(blank, text), flags=re.M) for name, text in texts.items()
+    code = {name: re.sub(r"^[ \t]*#.*$", "", LITERAL.sub(blank, text), flags=re.M) for name, text in texts.items()
             if Path(name).suffix in CPP}
     declared = {name: {word for pattern in DECLARATIONS for found in pattern.findall(text)
                        for word in re.findall(r"\w+", found)} for name, text in code.items()}

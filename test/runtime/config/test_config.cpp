@@ -37,7 +37,7 @@ const std::vector<BadText> kBadTexts = {
     {"null", {"object of sections", "null"}},
     {"{\"train\":3}", {"train", "object of keys", "3"}},
     {"{\"train\":[{\"max_steps\":1}]}", {"train", "object of keys"}},
-    {"{\"train\":{\"max_steps\":1},}", {"line 1, column 26"}},
+    {"{\"train\":{\"max_steps\":1},}", {"line 1, column 25", "unexpected comma"}},
     {"{\"train\":{\"max_steps\":1}} {}", {"line 1, column 27"}},
     {"{\n  \"optim\": {\n    \"learning_rate\": NaN\n  }\n}", {"line 3, column 22", "learning_rate"}},
     {"{\"optim\":{\"learning_rate\":Infinity}}", {"learning_rate"}},

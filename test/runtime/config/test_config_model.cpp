@@ -134,7 +134,7 @@ TEST_CASE("derived sizes equal the same sizes given explicitly", "[config]") {
 TEST_CASE("contradictory settings are rejected with both keys", "[config]") {
     for (const auto& [members, words] : std::initializer_list<std::pair<const char*, std::vector<std::string>>>{
              {R"("n_kv_head":5)", {"model.n_head (12)", "model.n_kv_head (5)"}},
-             {R"("n_head":5)", {"model.n_embd (768)", "model.n_head (5)", "head_size"}},
+             {R"("n_head":5)", {"model.n_embd (768)", "model.n_head (5)", "4 or 6"}},
              {R"("rope_scaling":"yarn")", {"model.rope_scaling \"yarn\"", "model.position \"rope\""}},
              {R"("rope_fraction":0.5)", {"model.rope_fraction (0.5)", "model.position \"rope\""}},
              {R"("position":"rope","head_size":13)", {"model.rope_fraction (1)", "model.head_size (13)"}},
