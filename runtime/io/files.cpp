@@ -274,8 +274,11 @@ bool directory_exists(const std::string& path) { return type_of(path) == fs::fil
 
 std::vector<std::string> list_directory(const std::string& path) {
     // std::filesystem::directory_iterator ends the process if memory runs out.
-    const std::unique_ptr<DIR, void (*)(DIR*)> directory(::opendir(path.c_str()), [](DIR* open) { ::closedir(open); });
+    FileDescriptor file(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    const std::unique_ptr<DIR, void (*)(DIR*)> directory(file ? ::fdopendir(file) : nullptr,
+                                                         [](DIR* open) { ::closedir(open); });
     if (!directory) fail_to("list the directory", path, Exit::no_input);
+    file.release();  // `directory` closes it
     std::vector<std::string> names;
     errno = 0;
     while (const dirent* entry = ::readdir(directory.get())) {

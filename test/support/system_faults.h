@@ -9,7 +9,7 @@
 enum class SystemCall {
     read,     // read() and pread() fail
     examine,  // stat() and lstat() fail
-    list,     // fdopendir(), of std::filesystem, fails
+    list,     // fdopendir() fails
     lock,     // flock() fails
     sync      // fsync() hangs as long as the fault lasts, then fails with the error, or succeeds if it is 0
 };
