@@ -187,8 +187,8 @@ template <class Number> CLI::Validator number_in(const std::string& range, Numbe
 
 void add_overrides(CLI::App& app, std::vector<std::string>& overrides) {
     auto check = [](const std::string& setting) {
-        if (setting.find('=') != std::string::npos) return std::string();
-        return format("must be section.key=value, such as train.batch_size=4, is %s", printed(setting).c_str());
+        check_assignment(setting);
+        return std::string();
     };
     app.add_option("--set", overrides, "section.key=value: override a configuration key; may be repeated")
         ->check(CLI::Validator(check, ""))

@@ -12,7 +12,6 @@
 #include <cstdint>
 #include <functional>
 
-#include "kernels/base/check.h"
 #include "kernels/device.h"  // IWYU pragma: export
 
 class Trace;
@@ -68,12 +67,6 @@ struct Ticket {
 
 // Makes the stream wait for this collective and all earlier ones.
 void wait(Ticket ticket, const Comm& comm, Stream stream);
-
-// The ticket of a single rank's collective.
-inline Ticket finished_in_place(const void* out, const void* inp, const char* name) {
-    require(out == inp, "%s: must be in place with one rank", name);
-    return {};
-}
 
 // Waits until every collective has finished or failed. Required before freeing buffers, even after an error.
 void drain(const Comm& comm) noexcept;

@@ -49,6 +49,8 @@ struct StepResult {
 // Returns all allocations of Gpt, in memory order, without allocating them.
 std::vector<MemoryRegion> plan_memory(const GptOptions& options);
 
+struct GptState;
+
 class Gpt {
 public:
     // Allocates all memory that training will ever need. Fails with Exit::os if there is not enough memory.
@@ -98,10 +100,8 @@ public:
     void masters_changed();
 
     // Only model/ uses it.
-    struct GptState& state() {
-        return *state_;
-    }
+    GptState& state() { return *state_; }
 
 private:
-    std::unique_ptr<struct GptState> state_;
+    std::unique_ptr<GptState> state_;
 };

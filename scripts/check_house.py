@@ -224,7 +224,7 @@ def use_findings(texts):
                 yield name, line_of(rf"\b{min(used)}\b", text), f"uses {min(used)} of {header} and does not include it"
         for header, export in includes[name]:
             if header != own and not export and not words & names(exported(header)):
-                yield name, line_of(f'include "{header}"', texts[name]), f"includes {header} and uses nothing of it"
+                yield name, line_of(f'include "{header}"', texts[name]), f"includes {header} but uses no name from it"
 
 
 def program_findings(texts):

@@ -11,10 +11,10 @@
 #include <thread>
 
 #include "kernels/base/check.h"
-#include "kernels/base/poll.h"
 #include "kernels/comm.h"
 #include "kernels/cpu/tree_sum.h"
 #include "kernels/ranks/mpi_text.h"
+#include "kernels/shared/collective.h"
 #include "kernels/trace.h"
 
 namespace {

@@ -12,11 +12,11 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "kernels/base/poll.h"
 #include "kernels/comm.h"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/startup.h"
 #include "kernels/cuda/tree_sum.h"
+#include "kernels/shared/collective.h"
 #include "kernels/trace.h"
 
 namespace {

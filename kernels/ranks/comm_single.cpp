@@ -1,6 +1,7 @@
 // For binaries without a library for collectives: a single rank, so every collective is a no-op.
 #include "kernels/base/check.h"
 #include "kernels/comm.h"
+#include "kernels/shared/collective.h"
 
 Comm open_comm(const CommSettings& settings) {
     if (settings.size > 1)

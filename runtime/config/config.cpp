@@ -212,9 +212,15 @@ Config parse_config(std::string_view json_text, const std::string& origin, std::
     return config;
 }
 
+void check_assignment(const std::string& assignment) {
+    if (assignment.find('=') == std::string::npos)
+        fail(Exit::usage, "--set: must be section.key=value, such as train.batch_size=4, is %s (see --help)",
+             printed(assignment));
+}
+
 void override_config(Config& config, const std::string& assignment) {
+    check_assignment(assignment);
     const size_t equals = assignment.find('=');
-    if (equals == std::string::npos) fail(Exit::usage, "--set takes section.key=value, is %s", printed(assignment));
     const std::vector<Option> table = option_table(config);
     const Option& option = option_named(table, assignment.substr(0, equals), "--set");
     assign_option(option, typed_value(assignment.substr(equals + 1), option), "--set");

@@ -177,6 +177,8 @@ std::vector<std::string> model_differences(const Config::Model& from, const Conf
 // Joins them with semicolons.
 std::string joined(const std::vector<std::string>& differences);
 
+// Fails with Exit::usage unless the text is a "section.key=value".
+void check_assignment(const std::string& assignment);
 // Applies one "section.key=value". The value is JSON or a bare string, as in train.precision=fp32. model.family=NAME
 // calls set_family().
 void override_config(Config& config, const std::string& assignment);

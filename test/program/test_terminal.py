@@ -13,7 +13,7 @@ ENDLESS = {"train_total_batch_tokens": 60 * 1_000_000, "schedule_warmup_steps": 
 
 
 class OnTerminal:
-    """A program in the foreground of its own terminal."""
+    """A program in the foreground of a separate terminal."""
 
     def __init__(self, command, folder):
         self.text = ""
