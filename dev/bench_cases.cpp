@@ -7,6 +7,7 @@
 #include "dev/bench_arrays.h"
 #include "kernels/op_work.h"
 #include "model/tensors.h"
+#include "model/update.h"
 
 namespace {
 
@@ -272,7 +273,8 @@ template <class T> void add_embedding(std::vector<Case>& cases, Arrays& arrays, 
 
 template <class T> void add_update(std::vector<Case>& cases, Arrays& arrays, const Workload& work) {
     const TensorLayout layout = lay_out_tensors(work.shape);
-    const std::vector<ops::Chunk> grid = chunk_grid(layout);
+    std::vector<ops::Chunk> grid = chunk_grid(layout);
+    for (ops::Chunk& chunk : grid) chunk.state_begin = chunk.begin;
     float *master = arrays.make<float>(layout.elements), *m = arrays.make<float>(layout.elements, 1e-3f);
     float *v = static_cast<float*>(arrays.make_scratch(layout.elements * 4)),
           *grad = arrays.make<float>(layout.elements, 1e-3f);
@@ -280,14 +282,24 @@ template <class T> void add_update(std::vector<Case>& cases, Arrays& arrays, con
     auto* chunks = arrays.put(grid);
     auto* sums = static_cast<double*>(arrays.make_scratch(grid.size() * sizeof(double)));
     auto* norm = arrays.put(std::vector<ops::GradNorm>{{1, 1, -1, 0}});
-    auto* scalars = arrays.put(std::vector<ops::StepScalars>{{1, 1e-6f, 1, 1}});
+    auto* loss_scale = arrays.put(std::vector<float>{1});
+    auto* scalars = arrays.put(
+        std::vector<ops::UpdateScalars>{update_scalars(OptimizerSettings(), {OptimizerKind::adamw, 0.1}, 1e-6, 100)});
     const int n = int(grid.size());
     ops::SquaredSums squares{sums, grad, chunks, n};
-    ops::AdamwUpdate adamw{{master, param, m, grad, chunks, norm, scalars, n}, v, 0.9f, 0.95f, 1e-8f, 0.1f};
-    ops::GradNormFinish finish{norm, sums, chunks, &scalars->loss_scale, n, 1.0f};
+    ops::ElementwiseUpdate adamw{.rule = OptimizerKind::adamw,
+                                 .master = master,
+                                 .param = param,
+                                 .state = {m, v},
+                                 .grad = grad,
+                                 .chunks = chunks,
+                                 .scalars = scalars,
+                                 .grad_norm = norm,
+                                 .n_chunks = n};
+    ops::GradNormFinish finish{norm, sums, chunks, loss_scale, n, 1.0f};
     cases.push_back(case_of("squared sums", 1, ops::squared_sums, squares, layout.elements));
     cases.push_back(case_of("gradient norm", 1, ops::grad_norm_finish, finish));
-    cases.push_back(case_of("adamw update", 1, ops::adamw_update, adamw, layout.elements));
+    cases.push_back(case_of("adamw update", 1, ops::elementwise_update, adamw, layout.elements));
 }
 
 }  // namespace

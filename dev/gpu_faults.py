@@ -27,8 +27,8 @@ FAULTS = [
      "    static const float kNoScale = 1;\n    GradNormFinish unscaled = op;\n    unscaled.loss_scale = &kNoScale;\n"
      '    launch(grad_norm_finish_kernel, {"grad_norm_finish", dim3(1), kThreads, sizeof(FinishShared)}, stream, '
      "unscaled);", "test_simt: *norm_finish*"),
-    (OPTIMIZER, "the index of a pack has 32 bits", "(chunk.begin + i, kSize)",
-     "(unsigned(chunk.begin + size_t(i)), kSize)", "test_simt: *update beyond*"),
+    (OPTIMIZER, "the first element of a chunk's state has 32 bits", "op.state[k] + chunk.state_begin;",
+     "op.state[k] + unsigned(chunk.state_begin);", "test_simt: *update beyond*"),
     (COMM, "collectives run on a blocking stream", "cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking)",
      "cudaStreamCreate(&stream_)", "test_simt: a collective that waits for other ranks*"),
     # ---- launch bounds
@@ -43,27 +43,25 @@ FAULTS = [
      "__launch_bounds__(kTile / 2) embedding_backward_scan_kernel", "test_simt: embedding_backward*"),
     # ---- addresses of the other side
     (OPTIMIZER, "the launcher asks on the host whether the gradients are finite",
-     'dispatch("sgd_update", op.param.dtype, [&]<class T>() {\n        if (op.n_chunks <= 0) return;',
-     'dispatch("sgd_update", op.param.dtype, [&]<class T>() {\n'
-     "        if (op.n_chunks <= 0 || op.grad_norm->non_finite_tensor >= 0) return;", "test_simt: *update*"),
+     "if (op.n_chunks <= 0) return;", "if (op.n_chunks <= 0 || op.grad_norm->non_finite_tensor >= 0) return;",
+     "test_simt: *update*"),
     (DEVICE, "the host itself makes a copy to the host",
      "check_cuda(cudaMemcpyAsync(piece.memory, source, piece.bytes, cudaMemcpyDeviceToHost, stream),\n"
      '                           "copy from the GPU");', "std::memcpy(piece.memory, source, piece.bytes);",
      "test_simt: *update*"),
     (OPTIMIZER, "a step's scalars are passed from the host's stack",
-     "        launch(sgd_update_kernel<T>, {\"sgd_update\", blocks_of(op.n_chunks), kThreads}, stream, op);",
-     "        const StepScalars scalars{};\n        SgdUpdate copy = op;\n        copy.scalars = &scalars;\n"
-     "        launch(sgd_update_kernel<T>, {\"sgd_update\", blocks_of(op.n_chunks), kThreads}, stream, copy);",
-     "test_simt: *update*"),
+     '{"elementwise_update", blocks, kThreads}, stream, op);',
+     '{"elementwise_update", blocks, kThreads}, stream, [&] {\n                static UpdateScalars scalars;\n'
+     "                ElementwiseUpdate copy = op;\n                copy.scalars = &scalars;\n"
+     "                return copy;\n            }());", "test_simt: *update*"),
     # ---- shared memory
     (GENERAL, "tiles of wide heads are as high as others", "kRows = kMaxHeadSize > 128 ? 16 : 32;", "kRows = 32;",
      "test_simt: *attention* --shared-kib 99"),
     # ---- 32-bit indices
     (GRAD_NORM, "the first element of a chunk has 32 bits", "op.values + chunk.begin;", "op.values + int(chunk.begin);",
      "test_simt: squared_sums beyond*"),
-    (OPTIMIZER, "the index of master weights and parameters has 32 bits",
-     "store_masters(const Op& op, size_t place,", "store_masters(const Op& op, uint32_t place,",
-     "test_simt: *update beyond*"),
+    (OPTIMIZER, "the first element of master weights has 32 bits", "master(op.master + chunk.begin)",
+     "master(op.master + unsigned(chunk.begin))", "test_simt: *update beyond*"),
     # ---- PTX text
     (PTX, "the halves of cvt.rn.f16x2 are exchanged",
      'asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));',

@@ -7,6 +7,7 @@ CUDA = "kernels/cuda/"
 FORWARD, BACKWARD = CUDA + "attention/attention_forward.cu", CUDA + "attention/attention_backward.cu"
 TILES, NORM, NORM_BACKWARD = CUDA + "attention/attention_tiles.cuh", CUDA + "norm.cu", CUDA + "norm_backward.cu"
 LOSS, EMBEDDING, OPTIMIZER = CUDA + "cross_entropy.cu", CUDA + "embedding.cu", CUDA + "optimizer.cu"
+RULES = "kernels/shared/update_rules.h"
 REDUCE, GRAD_NORM, EPILOGUE = CUDA + "reduce.cuh", CUDA + "grad_norm.cu", CUDA + "matmul/matmul_epilogue.cu"
 PRODUCTS, FILL, VECTOR = CUDA + "matmul/matmul_products.h", CUDA + "fill.cu", CUDA + "vector.cuh"
 DROPOUT, GENERAL_FORWARD = CUDA + "dropout.cu", CUDA + "attention/attention_general_forward.cuh"
@@ -252,13 +253,13 @@ FAULTS = [
      "if (lane == 0) token_before = first > 0 ? sums.op.tokens[sums.order[first - 1]] : -1;",
      "if (lane == 0) token_before = -1;"),
     # ---- update
-    (OPTIMIZER, "no barrier before the scalars are read",
-     "    if (threadIdx.x == 0) s = adamw_scalars(op, chunk.decayed);\n    __syncthreads();",
-     "    if (threadIdx.x == 0) s = adamw_scalars(op, chunk.decayed);"),
+    (OPTIMIZER, "the state has the place of the weights", "op.state[k] + chunk.state_begin;",
+     "op.state[k] + chunk.begin;"),
+    (OPTIMIZER, "every group has the scalars of the first", "op.scalars[chunk.group]", "op.scalars[0]"),
     (OPTIMIZER, "the update is applied to gradients that are not finite",
-     "    if (op.grad_norm->non_finite_tensor >= 0 || !has_elements) return;", "    if (!has_elements) return;"),
-    (OPTIMIZER, "eps inside the root",
-     "sqrtf(v.value[k]) / s.root_bias_correction2 + s.eps", "sqrtf(v.value[k] + s.eps) / s.root_bias_correction2"),
+     "    if (op.grad_norm->non_finite_tensor >= 0) return;\n", ""),
+    (RULES, "eps inside the root",
+     "std::sqrt(v) / s.root_bias_correction2 + s.eps", "std::sqrt(v + s.eps) / s.root_bias_correction2"),
     (GRAD_NORM, "NaN counts as finite", "if (!(fabs(sums[i]) < INFINITY))", "if (fabs(sums[i]) >= INFINITY)"),
     (GRAD_NORM, "a chunk's sum goes to its place in the list instead of the grid",
      "op.out[chunk.index] = sum;", "op.out[blockIdx.x] = sum;"),

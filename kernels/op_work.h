@@ -162,13 +162,13 @@ inline Work work_of(const SquaredSums&, size_t elements) {
     return {"squared_sums", 0, double(elements) * sizeof(float), format("elements %zu", elements)};
 }
 
-// Reads `arrays` FP32 arrays and writes all of them except the gradient.
-inline Work update(const char* name, const UpdateArrays& op, int arrays, size_t elements) {
-    return {name, 0, double(elements) * (2 * arrays - 1) * sizeof(float) + bytes_of(op.param, double(elements)),
-            format("elements %zu", elements)};
+// Reads and writes the masters and the state, reads the gradient and writes the parameters.
+inline Work work_of(const ElementwiseUpdate& op, size_t elements) {
+    const auto states = std::count_if(op.state, op.state + kMaxStates, [](const float* array) { return array; });
+    return {"elementwise_update", 0,
+            double(elements) * double(2 * states + 3) * sizeof(float) + bytes_of(op.param, double(elements)),
+            format("rule %s, elements %zu", name_of(op.rule), elements)};
 }
-inline Work work_of(const AdamwUpdate& op, size_t elements) { return update("adamw_update", op, 4, elements); }
-inline Work work_of(const SgdUpdate& op, size_t elements) { return update("sgd_update", op, 3, elements); }
 
 // The work of any op. `elements`: the elements of all chunks, for ops on chunks.
 template <class Op> Work work_of_any(const Op& op, size_t elements) {

@@ -312,11 +312,12 @@ void loss_sum(const LossSum& op, Stream stream);
 inline constexpr int kChunkElements = 1 << 14;
 
 struct Chunk {
-    size_t begin;  // first element in the flat arrays
-    int count;     // elements, at most kChunkElements
-    int tensor;    // row in the table of tensors
-    int decayed;   // 1 if weight decay applies
-    int index;     // among the chunks of all ranks
+    size_t begin;        // first element in the flat arrays of masters, parameters and gradients
+    int count;           // elements, at most kChunkElements
+    int tensor;          // row in the table of tensors
+    int index;           // among the chunks of all ranks
+    int group;           // of the update's scalars
+    size_t state_begin;  // first element in the flat arrays of the optimizer's state
 };
 
 // Norm, scale and finiteness of the gradients of one step. In device memory, for the update.
@@ -347,41 +348,35 @@ struct GradNormFinish {
 };
 void grad_norm_finish(const GradNormFinish& op, Stream stream);
 
-// The scalars of one step, in device memory so that a recorded sequence of launches can be replayed.
-struct StepScalars {
-    float loss_scale;
-    float learning_rate;
-    float bias_correction1;  // 1 - beta1^t, where t counts applied updates from 1; computed in double
-    float bias_correction2;  // 1 - beta2^t
+// The scalars of one step's update for a group of tensors, in device memory so that a recorded sequence of launches can
+// be replayed. A rule reads only the scalars of its formula.
+struct UpdateScalars {
+    float learning_rate, weight_decay;
+    float keep;                              // 1 - learning_rate weight_decay
+    float beta1, beta2;                      // decay rates of the first and second moment
+    float one_minus_beta1, one_minus_beta2;  // like torch, computed in double and then rounded
+    float step_size;                         // learning_rate / (1 - beta1^t), where t counts applied updates from 1
+    float root_bias_correction2;             // sqrt(1 - beta2^t)
+    float eps, momentum;
 };
 
-// The arrays of every optimizer's update. Gradients are multiplied by grad_norm->scale first.
-struct UpdateArrays {
-    float* master;  // flat  +=
-    View param;     // flat  =, the master weights rounded to the storage type; null in fp32, which has no separate copy
-    float* m;       // flat, first moment or momentum, updated; starts at 0
-    const float* grad;
-    const Chunk* chunks;
+inline constexpr int kMaxStates = 2;  // arrays of an elementwise rule
+
+// An update that computes each element from its gradient, multiplied by grad_norm->scale, and its own state. The rules
+// are in kernels/shared/update_rules.h.
+struct ElementwiseUpdate {
+    OptimizerKind rule;
+    float* master;             // flat  +=
+    View param;                // flat  =, the master weights rounded to the storage type; null in fp32, which has no
+                               // separate copy
+    float* state[kMaxStates];  // flat, updated; start at 0. Null from the rule's number of states on
+    const float* grad;         // flat
+    const Chunk* chunks;       // (n_chunks), any subset, in any order
+    const UpdateScalars* scalars;  // (groups)
     const GradNorm* grad_norm;
-    const StepScalars* scalars;
     int n_chunks;
 };
-
-// AdamW as in torch.optim.AdamW: decoupled weight decay, bias-corrected moments, eps outside the root
-// (Loshchilov, Hutter, arXiv 1711.05101, algorithm 2).
-struct AdamwUpdate : UpdateArrays {
-    float* v;             // flat, second moment, updated
-    double beta1, beta2;  // like torch, computes 1 - beta in double and then rounds to float
-    float eps, weight_decay;
-};
-void adamw_update(const AdamwUpdate& op, Stream stream);
-
-// SGD with momentum as in torch.optim.SGD (dampening 0, no Nesterov), with decoupled weight decay like AdamW:
-// m = momentum m + g; master -= lr (m + weight_decay master).
-struct SgdUpdate : UpdateArrays {
-    float momentum, weight_decay;
-};
-void sgd_update(const SgdUpdate& op, Stream stream);
+void elementwise_update(const ElementwiseUpdate& op, Stream stream);
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Filling and casting.

@@ -57,15 +57,9 @@ size_t initialised_elements(const Tensor& tensor, const GptShape& shape) {
     return size_t(shape.vocab_size) * size_t(tensor.cols);
 }
 
-// Returns the place of a tensor, or of this rank's part of it, in the owned arrays.
-TensorPart owned_part(const GptState& s, const Tensor& tensor) {
-    if (!s.options.is_sharded()) return {0, tensor.count, tensor.begin};
-    return part_of(s.layout, tensor, s.options.rank);
-}
-
 void initialize_tensor(GptState& s, const Tensor& tensor, uint64_t seed) {
     const Init init = tensor_table()[size_t(tensor.row)].init;
-    const TensorPart part = owned_part(s, tensor);
+    const TensorPart part = owned_part(s.options, s.layout, tensor);
     float* out = s.master + part.shard_begin;
     const bool is_normal = init == Init::normal || init == Init::normal_residual;
     ops::fill({.out = out, .count = part.count, .value = init == Init::one ? 1.0f : 0.0f}, s.stream);
@@ -81,13 +75,36 @@ void initialize_tensor(GptState& s, const Tensor& tensor, uint64_t seed) {
                      s.stream);
 }
 
-std::vector<NamedTensor> name_tensors(const GptState& s, const std::string& prefix, float* owned) {
+// Names a tensor's values in an array that holds this rank's part of it from `owned`. `once`: only the elements that
+// this rank saves.
+NamedTensor named_tensor(const GptState& s, const Tensor& tensor, const std::string& prefix, float* owned, bool once) {
+    const TensorPart here = owned_part(s.options, s.layout, tensor);
+    const TensorPart part = once ? part_of(s.layout, tensor, s.options.rank) : here;
+    return {prefix + "." + tensor.name, logical_shape(tensor), owned + (part.first - here.first), part.first,
+            part.count};
+}
+
+// Names the tensors of an owned array.
+std::vector<NamedTensor> name_tensors(const GptState& s, const std::string& prefix, float* owned, bool once = false) {
     std::vector<NamedTensor> named;
     for (const Tensor& tensor : s.layout.tensors) {
-        const TensorPart part = owned_part(s, tensor);
-        named.push_back(
-            {prefix + tensor.name, logical_shape(tensor), owned + part.shard_begin, part.first, part.count});
+        float* values = owned + owned_part(s.options, s.layout, tensor).shard_begin;
+        named.push_back(named_tensor(s, tensor, prefix, values, once));
     }
+    return named;
+}
+
+// Names the master weights, then each array of optimizer state.
+std::vector<NamedTensor> name_state(const GptState& s, bool once) {
+    std::vector<NamedTensor> named = name_tensors(s, "master", s.master, once);
+    for (const RuleState& rule : s.update.rules)
+        for (size_t slot = 0; slot < rule.slots.size(); slot++)
+            for (size_t i = 0; i < s.layout.tensors.size(); i++) {
+                const UpdateLayout::Place& place = s.update.tensors[i];
+                if (&s.update.rules[size_t(place.rule)] != &rule) continue;
+                named.push_back(named_tensor(s, s.layout.tensors[i], optimizer_row(rule.rule).slots[slot].name,
+                                             rule.slots[slot] + place.state_begin, once));
+            }
     return named;
 }
 
@@ -115,18 +132,22 @@ Gpt::Gpt(const GptOptions& options, const Comm& comm) {
     s.memory = std::move(memory);
     s.comm = comm;
     s.host_sums.resize(step_sums(s).count());
+    s.host_update_scalars.reserve(s.update.groups.size());
     if (options.training) {
         s.host_all_chunks = chunk_grid(s.layout);
         s.host_own_chunks = owned_chunks(s.layout, s.host_all_chunks, options.rank, !options.is_sharded());
         copy_to_device(s.all_chunks, s.host_all_chunks.data(), s.n_all_chunks * sizeof(ops::Chunk), s.stream);
         copy_to_device(s.own_chunks, s.host_own_chunks.data(), s.host_own_chunks.size() * sizeof(ops::Chunk), s.stream);
+        s.host_update_chunks =
+            update_chunks(options, s.layout, s.update, options.is_sharded() ? s.host_own_chunks : s.host_all_chunks);
+        copy_to_device(s.update_chunks, s.host_update_chunks.data(), s.host_update_chunks.size() * sizeof(ops::Chunk),
+                       s.stream);
     }
     if (s.rope_table) {
         const std::vector<float> table = rope_table(options.shape, options.seq_len);
         copy_to_device(s.rope_table, table.data(), table.size() * sizeof(float), s.stream);
     }
-    const ops::StepScalars neutral{1.0f, 0.0f, 1.0f, 1.0f};
-    copy_to_device(s.scalars, &neutral, sizeof(neutral), s.stream);
+    copy_to_device(s.loss_scale, &s.host_loss_scale, sizeof(float), s.stream);
     synchronize(s.stream);
 }
 
@@ -145,15 +166,15 @@ void Gpt::initialize(uint64_t seed) {
 
 void Gpt::begin_step(const StepSettings& settings) {
     GptState& s = *state_;
-    const double t = double(settings.update);
-    const ops::StepScalars scalars{.loss_scale = settings.loss_scale,
-                                   .learning_rate = float(settings.learning_rate),
-                                   .bias_correction1 = float(1.0 - std::pow(s.options.optimizer.beta1, t)),
-                                   .bias_correction2 = float(1.0 - std::pow(s.options.optimizer.beta2, t))};
-    copy_to_device(s.scalars, &scalars, sizeof(scalars), s.stream);
+    s.host_loss_scale = settings.loss_scale;
+    copy_to_device(s.loss_scale, &s.host_loss_scale, sizeof(float), s.stream);
+    std::vector<ops::UpdateScalars>& scalars = s.host_update_scalars;
+    scalars.clear();
+    for (const UpdateGroup& group : s.update.groups)
+        scalars.push_back(update_scalars(s.options.optimizer, group, settings.learning_rate, settings.update));
+    copy_to_device(s.update_scalars, scalars.data(), scalars.size() * sizeof(ops::UpdateScalars), s.stream);
     s.micro_steps_done = 0;
     s.measure = settings.measure;
-    s.loss_scale = settings.loss_scale;
     s.first_sample = settings.first_sample;
     s.drops = s.options.dropout > 0;
     if (s.comm.size == 1) return;
@@ -217,7 +238,7 @@ std::vector<double> tensor_norms(const GptState& s) {
     copy_to_host(sums.data(), s.sums, sums.size() * sizeof(double), s.stream);
     synchronize(s.stream);
     for (const ops::Chunk& chunk : s.host_all_chunks) norms[size_t(chunk.tensor)] += sums[size_t(chunk.index)];
-    for (double& norm : norms) norm = std::sqrt(norm) / double(s.loss_scale);
+    for (double& norm : norms) norm = std::sqrt(norm) / double(s.host_loss_scale);
     return norms;
 }
 
@@ -236,7 +257,7 @@ void loss_forward_backward(GptState& s, const LayerContext& x, const int* target
                           {.logits = s.acts.logits.view,
                            .loss = s.acts.loss.view.as<float>(),
                            .targets = s.targets,
-                           .loss_scale = &s.scalars->loss_scale,
+                           .loss_scale = s.loss_scale,
                            .grad_scale = grad_scale,
                            .z_loss = s.options.z_loss,
                            .dinp = dinp});
@@ -369,34 +390,13 @@ void Gpt::sum_over_ranks(std::span<double> values) {
     }
 }
 
-std::vector<NamedTensor> Gpt::master_tensors() const { return name_tensors(*state_, "master.", state_->master); }
+std::vector<NamedTensor> Gpt::master_tensors() const { return name_tensors(*state_, "master", state_->master); }
 
-std::vector<NamedTensor> Gpt::gradient_tensors() const { return name_tensors(*state_, "grad.", state_->own_grad); }
+std::vector<NamedTensor> Gpt::gradient_tensors() const { return name_tensors(*state_, "grad", state_->own_grad); }
 
-std::vector<NamedTensor> Gpt::state_tensors() const {
-    const GptState& s = *state_;
-    std::vector<NamedTensor> all = master_tensors();
-    auto append = [&](const char* prefix, float* owned) {
-        if (!owned) return;
-        for (NamedTensor& tensor : name_tensors(s, prefix, owned)) all.push_back(std::move(tensor));
-    };
-    append("m.", s.m);
-    append("v.", s.v);
-    return all;
-}
+std::vector<NamedTensor> Gpt::state_tensors() const { return name_state(*state_, false); }
 
-std::vector<NamedTensor> Gpt::saved_tensors() const {
-    std::vector<NamedTensor> tensors = state_tensors();
-    if (options().is_sharded()) return tensors;
-    const TensorLayout& all = layout();
-    for (size_t i = 0; i < tensors.size(); i++) {
-        const TensorPart part = part_of(all, all.tensors[i % all.tensors.size()], options().rank);
-        tensors[i].values = tensors[i].values.from(part.first);
-        tensors[i].count = part.count;
-        tensors[i].first = part.first;
-    }
-    return tensors;
-}
+std::vector<NamedTensor> Gpt::saved_tensors() const { return name_state(*state_, true); }
 
 std::vector<NamedTensor> Gpt::replicated_tensors() const {
     const GptState& s = *state_;

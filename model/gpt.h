@@ -24,7 +24,7 @@ struct StepSettings {
     float loss_scale = 1.0f;
     double learning_rate = 0;
     bool measure = false;  // whether the step's result has tensor_norms and residual_rms
-    int64_t update = 1;    // number of this update from 1, without skipped steps: AdamW's t
+    int64_t update = 1;    // number of this update from 1, without skipped steps: t in the optimizers' formulas
     // Number of the step's first sample, counted over all ranks from the beginning of the run. It determines dropout's
     // masks: row b of micro-step m on rank r is sample first_sample + (r micro_steps + m) batch + b.
     uint64_t first_sample = 0;

@@ -3,16 +3,8 @@
 #pragma once
 
 #include "kernels/numeric.h"
-#include "model/shape.h"  // IWYU pragma: export
-
-// The optimizer and its settings, constant for a whole run. StepSettings holds the values that change between steps.
-struct OptimizerSettings {
-    OptimizerKind kind = OptimizerKind::adamw;
-    double beta1 = 0.9, beta2 = 0.95;  // AdamW's
-    float eps = 1e-8f, weight_decay = 0.1f;
-    float momentum = 0.9f;   // SGD's
-    float grad_clip = 1.0f;  // maximum global gradient norm; 0: no clipping
-};
+#include "model/optimizers.h"  // IWYU pragma: export
+#include "model/shape.h"       // IWYU pragma: export
 
 // Everything that determines how much memory one rank needs and what a step computes.
 struct GptOptions {

@@ -5,6 +5,7 @@
 #include "kernels/base/check.h"
 #include "kernels/numeric.h"
 #include "model/arena.h"
+#include "model/update.h"
 
 size_t planned_bytes(const GptOptions& options) {
     size_t bytes = 0;
@@ -29,9 +30,11 @@ std::string plan_row(const std::string& name, size_t bytes) {
 
 size_t saved_bytes(const GptOptions& options) {
     const TensorLayout layout = lay_out_tensors(options.shape, options.ranks, options.bucket_bytes / sizeof(float));
+    const UpdateLayout update = lay_out_update(options, layout);
     size_t elements = 0;
-    for (const Tensor& tensor : layout.tensors) elements += part_of(layout, tensor, options.rank).count;
-    return elements * sizeof(float) * (options.optimizer.kind == OptimizerKind::adamw ? 3 : 2);
+    for (size_t i = 0; i < layout.tensors.size(); i++)
+        elements += part_of(layout, layout.tensors[i], options.rank).count * (1 + update.row_of(i).slots.size());
+    return elements * sizeof(float);
 }
 
 std::string plan_table(const GptOptions& options) {

@@ -112,6 +112,14 @@ void place_gradients(GptState& s, Arena& arena) {
                               reduce_scatter_scratch_bytes(largest_piece, options.ranks, options.deterministic_reduce));
 }
 
+void place_optimizers(GptState& s, Arena& arena) {
+    s.update = lay_out_update(s.options, s.layout);
+    for (RuleState& rule : s.update.rules)
+        for (const StateSlot& slot : optimizer_row(rule.rule).slots)
+            rule.slots.push_back(arena.take<float>("optimizer state", slot.name, rule.elements));
+    s.update_scalars = arena.take<ops::UpdateScalars>("control", "update_scalars", s.update.groups.size());
+}
+
 }  // namespace
 
 void point_gradients(GptState& s, float* flat) {
@@ -126,12 +134,13 @@ GptState place_state(const GptOptions& options, Arena& arena) {
     place_parameters(s, arena);
     if (options.training) {
         place_gradients(s, arena);
-        const size_t owned = owned_elements(s);
-        s.m = arena.take<float>("optimizer state", "m", owned);
-        if (options.optimizer.kind == OptimizerKind::adamw) s.v = arena.take<float>("optimizer state", "v", owned);
+        place_optimizers(s, arena);
         s.n_all_chunks = chunk_count(s.layout);
+        const size_t n_own_chunks = owned_chunk_count(s.layout, options.rank);
         s.all_chunks = arena.take<ops::Chunk>("control", "all_chunks", s.n_all_chunks);
-        s.own_chunks = arena.take<ops::Chunk>("control", "own_chunks", owned_chunk_count(s.layout, options.rank));
+        s.own_chunks = arena.take<ops::Chunk>("control", "own_chunks", n_own_chunks);
+        s.update_chunks =
+            arena.take<ops::Chunk>("control", "update_chunks", options.is_sharded() ? n_own_chunks : s.n_all_chunks);
         s.grad_norm = arena.take<ops::GradNorm>("control", "grad_norm", 1);
         s.scratch = arena.take<std::byte>("scratch", "scratch", scratch_bytes(options));
         if (options.dropout > 0) {
@@ -162,6 +171,6 @@ GptState place_state(const GptOptions& options, Arena& arena) {
         s.positions = arena.take<int>("control", "positions", sequences);
     }
     s.sums = arena.take<double>("control", "sums", step_sums(s).count());
-    s.scalars = arena.take<ops::StepScalars>("control", "scalars", 1);
+    s.loss_scale = arena.take<float>("control", "loss_scale", 1);
     return s;
 }

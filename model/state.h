@@ -10,6 +10,7 @@
 #include "model/arena.h"        // IWYU pragma: export
 #include "model/gpt.h"          // IWYU pragma: export
 #include "model/layers.h"
+#include "model/update.h"  // IWYU pragma: export
 
 // A micro-step's place within its step.
 struct MicroStep {
@@ -43,8 +44,6 @@ struct GptState {
     DeviceBuffer memory;  // the single allocation of all device arrays
 
     float* master = nullptr;     // owned, flat FP32 parameters
-    float* m = nullptr;          // owned, first moment or momentum
-    float* v = nullptr;          // owned, second moment; null for SGD
     View own_param;              // owned, compute copy; the master itself in fp32
     float* own_grad = nullptr;   // owned, read by the update
     View param;                  // flat, whole; null if slots replace it
@@ -69,19 +68,24 @@ struct GptState {
     size_t n_all_chunks = 0;
     // Empty in a plan, which only counts the chunks.
     std::vector<ops::Chunk> host_all_chunks, host_own_chunks;
-    ops::Chunk* all_chunks = nullptr;     // the whole grid
-    ops::Chunk* own_chunks = nullptr;     // this rank's chunks, in own_grad
-    double* sums = nullptr;               // summed over ranks once a step: see StepSums
-    std::vector<double> host_sums;        // the host's copy
-    std::vector<std::byte> host_logits;   // the rows of logits_of_rows()
-    ops::GradNorm* grad_norm = nullptr;   // (1)
-    ops::StepScalars* scalars = nullptr;  // (1)
-    void* scratch = nullptr;              // as large as the largest op needs
-    void* comm_scratch = nullptr;         // the same for collectives
-    int micro_steps_done = 0;             // since begin_step()
-    float loss_scale = 1;                 // this step's, as in scalars
-    bool measure = false;                 // this step's norms are requested
-    uint64_t* dropout_keys = nullptr;     // (B), of the micro-step's samples; null without dropout
+    ops::Chunk* all_chunks = nullptr;  // the whole grid
+    ops::Chunk* own_chunks = nullptr;  // this rank's chunks, in own_grad
+    UpdateLayout update;               // empty without training
+    std::vector<ops::Chunk> host_update_chunks;
+    ops::Chunk* update_chunks = nullptr;  // the chunks that this rank updates
+    std::vector<ops::UpdateScalars> host_update_scalars;
+    ops::UpdateScalars* update_scalars = nullptr;  // (groups), this step's
+    double* sums = nullptr;                        // summed over ranks once a step: see StepSums
+    std::vector<double> host_sums;                 // the host's copy
+    std::vector<std::byte> host_logits;            // the rows of logits_of_rows()
+    ops::GradNorm* grad_norm = nullptr;            // (1)
+    float* loss_scale = nullptr;                   // (1), this step's
+    void* scratch = nullptr;                       // as large as the largest op needs
+    void* comm_scratch = nullptr;                  // the same for collectives
+    int micro_steps_done = 0;                      // since begin_step()
+    float host_loss_scale = 1;                     // the same
+    bool measure = false;                          // this step's norms are requested
+    uint64_t* dropout_keys = nullptr;              // (B), of the micro-step's samples; null without dropout
     std::vector<uint64_t> host_dropout_keys;
     uint64_t first_sample = 0;           // of this step, over all ranks
     bool drops = false;                  // whether forward() drops: between begin_step() and end_step()
@@ -157,6 +161,3 @@ void forward_pass(GptState& s, const LayerContext& x);
 // input.
 void loss_forward_backward(GptState& s, const LayerContext& x, const int* targets, int index, float grad_scale,
                            View dinp);
-
-// Gradient norm over all ranks, clipping, optimizer.
-void update(GptState& s);

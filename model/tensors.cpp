@@ -7,37 +7,40 @@ const std::vector<TensorRow>& tensor_table() {
     using B = BlockWeights;
     using W = LayerWeights;
     using S = GptShape;
+    using R = TensorRole;
     static const std::vector<TensorRow> table = {
-        {&G::wte, &W::weight, "wte", &S::padded_vocab, &S::channels, Init::normal, true},
-        {&G::wpe, &W::weight, "wpe", &S::positions, &S::channels, Init::normal, true, &S::has_positions},
-        {&G::norm_e, &W::weight, "norm_e.weight", &S::channels, &S::one, Init::one, false,
+        {&G::wte, &W::weight, "wte", &S::padded_vocab, &S::channels, Init::normal, R::embedding},
+        {&G::wpe, &W::weight, "wpe", &S::positions, &S::channels, Init::normal, R::embedding, &S::has_positions},
+        {&G::norm_e, &W::weight, "norm_e.weight", &S::channels, &S::one, Init::one, R::vector,
          &S::has_embedding_norm_weight},
-        {&G::norm_e, &W::bias, "norm_e.bias", &S::channels, &S::one, Init::zero, false, &S::has_embedding_norm_bias},
-        {&G::norm_f, &W::weight, "norm_f.weight", &S::channels, &S::one, Init::one, false, &S::has_norm_weight},
-        {&G::norm_f, &W::bias, "norm_f.bias", &S::channels, &S::one, Init::zero, false, &S::has_norm_bias},
-        {&B::norm1, &W::weight, "norm1.weight", &S::channels, &S::one, Init::one, false, &S::has_norm_weight},
-        {&B::norm1, &W::bias, "norm1.bias", &S::channels, &S::one, Init::zero, false, &S::has_norm_bias},
-        {&B::qkv, &W::weight, "qkv.weight", &S::qkv_channels, &S::channels, Init::normal, true},
-        {&B::qkv, &W::bias, "qkv.bias", &S::qkv_channels, &S::one, Init::zero, false, &S::has_qkv_bias},
-        {&B::q_norm, &W::weight, "q_norm.weight", &S::head_channels, &S::one, Init::one, false, &S::has_qk_norm_weight},
-        {&B::k_norm, &W::weight, "k_norm.weight", &S::head_channels, &S::one, Init::one, false, &S::has_qk_norm_weight},
+        {&G::norm_e, &W::bias, "norm_e.bias", &S::channels, &S::one, Init::zero, R::vector,
+         &S::has_embedding_norm_bias},
+        {&G::norm_f, &W::weight, "norm_f.weight", &S::channels, &S::one, Init::one, R::vector, &S::has_norm_weight},
+        {&G::norm_f, &W::bias, "norm_f.bias", &S::channels, &S::one, Init::zero, R::vector, &S::has_norm_bias},
+        {&B::norm1, &W::weight, "norm1.weight", &S::channels, &S::one, Init::one, R::vector, &S::has_norm_weight},
+        {&B::norm1, &W::bias, "norm1.bias", &S::channels, &S::one, Init::zero, R::vector, &S::has_norm_bias},
+        {&B::qkv, &W::weight, "qkv.weight", &S::qkv_channels, &S::channels, Init::normal, R::matrix},
+        {&B::qkv, &W::bias, "qkv.bias", &S::qkv_channels, &S::one, Init::zero, R::vector, &S::has_qkv_bias},
+        {&B::q_norm, &W::weight, "q_norm.weight", &S::head_channels, &S::one, Init::one, R::vector,
+         &S::has_qk_norm_weight},
+        {&B::k_norm, &W::weight, "k_norm.weight", &S::head_channels, &S::one, Init::one, R::vector,
+         &S::has_qk_norm_weight},
         {&B::attn_proj, &W::weight, "attn_proj.weight", &S::channels, &S::attention_channels, Init::normal_residual,
-         true},
-        {&B::attn_proj, &W::bias, "attn_proj.bias", &S::channels, &S::one, Init::zero, false, &S::has_attn_proj_bias},
-        {&B::norm2, &W::weight, "norm2.weight", &S::channels, &S::one, Init::one, false, &S::has_norm_weight},
-        {&B::norm2, &W::bias, "norm2.bias", &S::channels, &S::one, Init::zero, false, &S::has_norm_bias},
-        {&B::fc, &W::weight, "fc.weight", &S::fc_channels, &S::channels, Init::normal, true},
-        {&B::fc, &W::bias, "fc.bias", &S::fc_channels, &S::one, Init::zero, false, &S::has_mlp_bias},
-        {&B::fc_proj, &W::weight, "fc_proj.weight", &S::channels, &S::hidden, Init::normal_residual, true},
-        {&B::fc_proj, &W::bias, "fc_proj.bias", &S::channels, &S::one, Init::zero, false, &S::has_mlp_bias},
-        {&G::head, &W::weight, "head.weight", &S::padded_vocab, &S::channels, Init::normal, true, &S::has_head},
+         R::matrix},
+        {&B::attn_proj, &W::bias, "attn_proj.bias", &S::channels, &S::one, Init::zero, R::vector,
+         &S::has_attn_proj_bias},
+        {&B::norm2, &W::weight, "norm2.weight", &S::channels, &S::one, Init::one, R::vector, &S::has_norm_weight},
+        {&B::norm2, &W::bias, "norm2.bias", &S::channels, &S::one, Init::zero, R::vector, &S::has_norm_bias},
+        {&B::fc, &W::weight, "fc.weight", &S::fc_channels, &S::channels, Init::normal, R::matrix},
+        {&B::fc, &W::bias, "fc.bias", &S::fc_channels, &S::one, Init::zero, R::vector, &S::has_mlp_bias},
+        {&B::fc_proj, &W::weight, "fc_proj.weight", &S::channels, &S::hidden, Init::normal_residual, R::matrix},
+        {&B::fc_proj, &W::bias, "fc_proj.bias", &S::channels, &S::one, Init::zero, R::vector, &S::has_mlp_bias},
+        {&G::head, &W::weight, "head.weight", &S::padded_vocab, &S::channels, Init::normal, R::head, &S::has_head},
     };
     return table;
 }
 
 namespace {
-
-size_t round_up(size_t count, size_t unit) { return (count + unit - 1) / unit * unit; }
 
 void append(TensorLayout& layout, int row, int layer) {
     const auto& entry = tensor_table()[size_t(row)];
@@ -153,11 +156,15 @@ std::vector<ops::Chunk> chunk_grid(const TensorLayout& layout) {
     std::vector<ops::Chunk> chunks;
     for (size_t i = 0; i < layout.tensors.size(); i++) {
         const Tensor& tensor = layout.tensors[i];
-        const int decayed = tensor_table()[size_t(tensor.row)].decayed;
         const size_t origin = layout.bucket_of(tensor).begin, end = tensor.begin + tensor.count;
         for (size_t begin = tensor.begin, next = begin; begin < end; begin = next) {
             next = std::min(end, origin + round_up(begin - origin + 1, ops::kChunkElements));
-            chunks.push_back({begin, int(next - begin), int(i), decayed, int(chunks.size())});
+            chunks.push_back({.begin = begin,
+                              .count = int(next - begin),
+                              .tensor = int(i),
+                              .index = int(chunks.size()),
+                              .group = 0,
+                              .state_begin = 0});
         }
     }
     return chunks;

@@ -1,5 +1,5 @@
-// The table of tensors: every parameter of the model is one row. Sizes, offsets, views, initialization, weight decay,
-// the optimizer's chunks, checkpoint names and the memory plan are derived from it.
+// The table of tensors: every parameter of the model is one row. Sizes, offsets, views, initialization, the optimizer's
+// groups and chunks, checkpoint names and the memory plan are derived from it.
 #pragma once
 
 #include <variant>
@@ -36,6 +36,9 @@ struct GptWeights {
 // not grow with depth (Radford et al., "Language Models are Unsupervised Multitask Learners", section 2.3).
 enum class Init { zero, one, normal, normal_residual };
 
+// The kind of tensor, by which optimizers choose their rule and settings.
+enum class TensorRole { matrix, embedding, head, vector };
+
 struct TensorRow {
     std::variant<LayerWeights GptWeights::*, LayerWeights BlockWeights::*> layer;  // second: one per block
     Parameter LayerWeights::*member;
@@ -43,7 +46,7 @@ struct TensorRow {
     int (GptShape::*rows)() const;
     int (GptShape::*cols)() const;  // GptShape::one for vectors
     Init init;
-    bool decayed;
+    TensorRole role;
     bool (GptShape::*is_present)() const = &GptShape::always;
 
     bool per_layer() const { return layer.index() == 1; }
@@ -74,6 +77,7 @@ struct Bucket {
 };
 
 inline constexpr size_t kTensorAlignment = 64;  // elements: 128 bytes in the narrowest type
+inline size_t round_up(size_t count, size_t unit) { return (count + unit - 1) / unit * unit; }
 
 // Every tensor of a model in the order of the flat arrays: first the tensors outside the blocks, then layer by layer,
 // then an untied head. Tensors whose gradients are complete at the same time are adjacent.
@@ -110,9 +114,9 @@ size_t without_vocabulary_padding(const TensorLayout& layout);
 // Returns the shape: (rows) for vectors, (rows, cols) for matrices.
 std::vector<size_t> logical_shape(const Tensor& tensor);
 
-// Returns the grid of chunks in flat arrays for norms and the optimizer; see ops::Chunk. A chunk ends with its tensor
-// and at every multiple of kChunkElements from the start of its bucket, where pieces of ranks may end. So the grid is
-// the same for any number of ranks, and each chunk has one owner.
+// Returns the grid of chunks in flat arrays for norms and the optimizer, without groups; see ops::Chunk. A chunk ends
+// with its tensor and at every multiple of kChunkElements from the start of its bucket, where pieces of ranks may end.
+// So the grid is the same for any number of ranks, and each chunk has one owner.
 std::vector<ops::Chunk> chunk_grid(const TensorLayout& layout);
 
 // Returns the number of chunks in the grid, or of those that a rank owns, without creating them.

@@ -1,27 +1,94 @@
-// The update: the gradient norm over all ranks, clipping, and the optimizer's step on the masters.
+#include "model/update.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "kernels/comm.h"
 #include "kernels/numeric.h"
 #include "kernels/op_stream.h"
-#include "kernels/ops.h"
 #include "kernels/tensor.h"
 #include "model/state.h"
 
 namespace {
 
-// Counts the elements of all chunks, for a trace.
-OpNote note_of(const std::vector<ops::Chunk>& chunks, const GptState& s) {
+UpdateGroup group_of(const OptimizerSettings& settings, TensorRole role) {
+    return {.rule = settings.name, .weight_decay = role == TensorRole::vector ? 0 : settings.weight_decay};
+}
+
+// Counts the elements of chunks, for a trace.
+OpNote note_of(const ops::Chunk* chunks, int n_chunks, const GptState& s) {
     OpNote note;
-    for (size_t i = 0; s.stream.trace && i < chunks.size(); i++) note.elements += size_t(chunks[i].count);
+    for (int i = 0; s.stream.trace && i < n_chunks; i++) note.elements += size_t(chunks[i].count);
     return note;
 }
 
 }  // namespace
+
+TensorPart owned_part(const GptOptions& options, const TensorLayout& layout, const Tensor& tensor) {
+    if (!options.is_sharded()) return {0, tensor.count, tensor.begin};
+    return part_of(layout, tensor, options.rank);
+}
+
+UpdateLayout lay_out_update(const GptOptions& options, const TensorLayout& layout) {
+    UpdateLayout update;
+    for (const Tensor& tensor : layout.tensors) {
+        const UpdateGroup wanted = group_of(options.optimizer, tensor_table()[size_t(tensor.row)].role);
+        auto group = std::ranges::find(update.groups, wanted);
+        if (group == update.groups.end()) group = update.groups.insert(group, wanted);
+        auto rule = std::ranges::find(update.rules, wanted.rule, &RuleState::rule);
+        if (rule == update.rules.end()) rule = update.rules.insert(rule, {wanted.rule});
+        update.tensors.push_back({.group = int(group - update.groups.begin()),
+                                  .rule = int(rule - update.rules.begin()),
+                                  .state_begin = rule->elements});
+        rule->elements += round_up(owned_part(options, layout, tensor).count, kTensorAlignment);
+    }
+    return update;
+}
+
+std::vector<ops::Chunk> update_chunks(const GptOptions& options, const TensorLayout& layout, UpdateLayout& update,
+                                      const std::vector<ops::Chunk>& chunks) {
+    std::vector<ops::Chunk> sorted;
+    for (size_t r = 0; r < update.rules.size(); r++) {
+        RuleState& rule = update.rules[r];
+        rule.first_chunk = int(sorted.size());
+        for (ops::Chunk chunk : chunks) {
+            const UpdateLayout::Place& place = update.tensors[size_t(chunk.tensor)];
+            if (place.rule != int(r)) continue;
+            const size_t part_begin = owned_part(options, layout, layout.tensors[size_t(chunk.tensor)]).shard_begin;
+            chunk.group = place.group;
+            chunk.state_begin = place.state_begin + (chunk.begin - part_begin);
+            sorted.push_back(chunk);
+        }
+        rule.n_chunks = int(sorted.size()) - rule.first_chunk;
+    }
+    return sorted;
+}
+
+// Like torch, computes in double and rounds the results.
+ops::UpdateScalars update_scalars(const OptimizerSettings& settings, const UpdateGroup& group, double learning_rate,
+                                  int64_t t) {
+    const float rate = float(learning_rate);
+    const float correction1 = float(1 - std::pow(settings.beta1, double(t)));
+    const float correction2 = float(1 - std::pow(settings.beta2, double(t)));
+    return {.learning_rate = rate,
+            .weight_decay = float(group.weight_decay),
+            .keep = float(1 - double(rate) * float(group.weight_decay)),
+            .beta1 = float(settings.beta1),
+            .beta2 = float(settings.beta2),
+            .one_minus_beta1 = float(1 - settings.beta1),
+            .one_minus_beta2 = float(1 - settings.beta2),
+            .step_size = float(double(rate) / correction1),
+            .root_bias_correction2 = float(std::sqrt(double(correction2))),
+            .eps = float(settings.eps),
+            .momentum = float(settings.momentum)};
+}
 
 void update(GptState& s) {
     const int n_own = int(s.host_own_chunks.size()), n_all = int(s.host_all_chunks.size());
     const StepSums sums = step_sums(s);
     s.update_time.start(s.stream);
     run(s.stream, ops::squared_sums, {.out = s.sums, .values = s.own_grad, .chunks = s.own_chunks, .n_chunks = n_own},
-        note_of(s.host_own_chunks, s));
+        note_of(s.host_own_chunks.data(), n_own, s));
     s.update_time.stop(s.stream);
     wait(all_reduce_sum(s.sums, sums.count(), s.comm, s.stream), s.comm, s.stream);
     s.update_time.start(s.stream);
@@ -29,28 +96,25 @@ void update(GptState& s) {
         {.out = s.grad_norm,
          .sums = s.sums,
          .chunks = s.all_chunks,
-         .loss_scale = &s.scalars->loss_scale,
+         .loss_scale = s.loss_scale,
          .n_chunks = n_all,
-         .clip = s.options.optimizer.grad_clip});
+         .clip = float(s.options.optimizer.grad_clip)});
 
     // Without shards, a rank measures only its own part of the gradients, so that each is counted once, but updates all
     // parameters.
-    const bool is_sharded = s.options.is_sharded();
-    const ops::UpdateArrays arrays{.master = s.master,
-                                   .param = s.options.precision == Dtype::fp32 ? View() : s.own_param,
-                                   .m = s.m,
-                                   .grad = s.own_grad,
-                                   .chunks = is_sharded ? s.own_chunks : s.all_chunks,
-                                   .grad_norm = s.grad_norm,
-                                   .scalars = s.scalars,
-                                   .n_chunks = is_sharded ? n_own : n_all};
-    const OpNote note = note_of(is_sharded ? s.host_own_chunks : s.host_all_chunks, s);
-    const OptimizerSettings& o = s.options.optimizer;
-    switch (o.kind) {
-        case OptimizerKind::adamw:
-            run(s.stream, ops::adamw_update, {arrays, s.v, o.beta1, o.beta2, o.eps, o.weight_decay}, note);
-            break;
-        case OptimizerKind::sgd: run(s.stream, ops::sgd_update, {arrays, o.momentum, o.weight_decay}, note); break;
+    for (const RuleState& rule : s.update.rules) {
+        ops::ElementwiseUpdate op{.rule = rule.rule,
+                                  .master = s.master,
+                                  .param = s.options.precision == Dtype::fp32 ? View() : s.own_param,
+                                  .state = {},
+                                  .grad = s.own_grad,
+                                  .chunks = s.update_chunks + rule.first_chunk,
+                                  .scalars = s.update_scalars,
+                                  .grad_norm = s.grad_norm,
+                                  .n_chunks = rule.n_chunks};
+        std::ranges::copy(rule.slots, op.state);
+        run(s.stream, ops::elementwise_update, op,
+            note_of(s.host_update_chunks.data() + rule.first_chunk, rule.n_chunks, s));
     }
     s.update_time.stop(s.stream);
 }

@@ -77,7 +77,7 @@ OP_GROUPS = {
     "attention": ["attention*"],
     "norm": ["norm_backward*", "residual_norm*"],
     "loss": ["cross_entropy*", "loss_sum*"],
-    "update": ["squared_sums*", "grad_norm_finish*", "adamw_update*", "sgd_update*"],
+    "update": ["squared_sums*", "grad_norm_finish*", "elementwise_update*"],
     "embedding": ["embedding*"],
     "activation": ["activation*", "gated_activation*"],
     "rope": ["qk_norm_rope*"],

@@ -1,10 +1,10 @@
-// Gradient norm, AdamW and SGD over chunks of flat arrays. Reads and writes each element once.
+// Gradient norm and elementwise updates over chunks of flat arrays. Reads and writes each element once.
 
 #include "kernels/cpu/parallel.h"
 #include "kernels/device.h"
 #include "kernels/ops.h"
-#include "kernels/shared/adamw.h"
 #include "kernels/shared/dispatch.h"
+#include "kernels/shared/update_rules.h"
 
 namespace ops {
 
@@ -24,45 +24,20 @@ double squared_sum(const float* values, int count) {
     return sum;
 }
 
-void adamw_chunk(const AdamwUpdate& op, const Chunk& chunk) {
-    const AdamwScalars s = adamw_scalars(op, chunk.decayed);
-    float* master = op.master + chunk.begin;
-    float* m = op.m + chunk.begin;
-    float* v = op.v + chunk.begin;
-    const float* grad = op.grad + chunk.begin;
-#pragma omp simd
-    for (int i = 0; i < chunk.count; i++) {
-        float g = grad[i] * s.grad_scale;
-        m[i] = m[i] * s.beta1 + g * s.one_minus_beta1;
-        v[i] = v[i] * s.beta2 + g * g * s.one_minus_beta2;
-        float denominator = std::sqrt(v[i]) / s.root_bias_correction2 + s.eps;
-        master[i] = master[i] * s.keep - s.step_size * (m[i] / denominator);
-    }
-}
-
-void sgd_chunk(const SgdUpdate& op, const Chunk& chunk) {
-    const float learning_rate = op.scalars->learning_rate;
-    const float decay = chunk.decayed ? op.weight_decay : 0.0f;
+template <class Rule> void update_chunk(const ElementwiseUpdate& op, const Chunk& chunk) {
+    const UpdateScalars s = op.scalars[chunk.group];
     const float grad_scale = op.grad_norm->scale;
     float* master = op.master + chunk.begin;
-    float* m = op.m + chunk.begin;
+    float* states[Rule::kStates];
+    for (int k = 0; k < Rule::kStates; k++) states[k] = op.state[k] + chunk.state_begin;
     const float* grad = op.grad + chunk.begin;
 #pragma omp simd
     for (int i = 0; i < chunk.count; i++) {
-        m[i] = op.momentum * m[i] + grad[i] * grad_scale;
-        master[i] -= learning_rate * (m[i] + decay * master[i]);
+        float state[Rule::kStates];
+        for (int k = 0; k < Rule::kStates; k++) state[k] = states[k][i];
+        Rule::update(s, grad[i] * grad_scale, master[i], state);
+        for (int k = 0; k < Rule::kStates; k++) states[k][i] = state[k];
     }
-}
-
-template <class Update>
-void update_chunks(const char* name, const Update& op, void (*update)(const Update&, const Chunk&)) {
-    dispatch(name, op.param.dtype, [&]<class T>() {
-        if (op.grad_norm->non_finite_tensor >= 0) return;
-        parallel_blocks(op.n_chunks, 1, [&](size_t i, size_t) {
-            update(op, op.chunks[i]);
-            store_param(op.param.template as<T>(), op.master, op.chunks[i]);
-        });
-    });
 }
 
 }  // namespace
@@ -89,8 +64,16 @@ void grad_norm_finish(const GradNormFinish& op, Stream) {
                .reserved = 0};
 }
 
-void adamw_update(const AdamwUpdate& op, Stream) { update_chunks("adamw_update", op, adamw_chunk); }
-
-void sgd_update(const SgdUpdate& op, Stream) { update_chunks("sgd_update", op, sgd_chunk); }
+void elementwise_update(const ElementwiseUpdate& op, Stream) {
+    dispatch("elementwise_update", op.param.dtype, [&]<class T>() {
+        dispatch(op.rule, [&]<class Rule>() {
+            if (op.grad_norm->non_finite_tensor >= 0) return;
+            parallel_blocks(op.n_chunks, 1, [&](size_t i, size_t) {
+                update_chunk<Rule>(op, op.chunks[i]);
+                store_param(op.param.template as<T>(), op.master, op.chunks[i]);
+            });
+        });
+    });
+}
 
 }  // namespace ops

@@ -283,7 +283,7 @@ std::string config_help() {
     Config defaults;
     std::string text;
     for (const Option& option : option_table(defaults))
-        text += format("%-29s %s\n%-29s default %s, %s\n", option.key, option.help, "",
+        text += format("%-29s %s\n%-29s default %s, %s\n", option.key, option.help.c_str(), "",
                        option_value(option).dump().c_str(), allowed_values(option).c_str());
     return text;
 }
@@ -295,7 +295,7 @@ std::string config_markdown() {
         // Escape bars, which separate the cells of the table.
         const std::string allowed = std::regex_replace(allowed_values(option), std::regex("\\|"), "\\|");
         text += format("| `%s` | `%s` | %s | %s |\n", option.key, option_value(option).dump().c_str(), allowed.c_str(),
-                       option.help);
+                       option.help.c_str());
     }
     return text;
 }

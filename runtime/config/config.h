@@ -16,7 +16,8 @@
 
 #include "kernels/base/choices.h"  // IWYU pragma: export
 #include "kernels/numeric.h"
-#include "model/shape.h"  // IWYU pragma: export
+#include "model/optimizers.h"  // IWYU pragma: export
+#include "model/shape.h"       // IWYU pragma: export
 
 inline constexpr int kMaxSteps = 1'000'000'000;  // of a run
 
@@ -80,15 +81,8 @@ struct Config {
         bool may_roll_back() const { return on_spike == OnSpike::rollback || on_nonfinite == OnNonFinite::rollback; }
     } train;
 
-    struct Optim {
-        OptimizerKind name = OptimizerKind::adamw;
+    struct Optim : OptimizerSettings {
         double learning_rate = 6e-4;
-        double beta1 = 0.9;
-        double beta2 = 0.95;
-        double eps = 1e-8;
-        double weight_decay = 0.1;
-        double grad_clip = 1.0;  // 0: no clipping
-        double momentum = 0.9;   // sgd only
     } optim;
 
     struct Schedule {

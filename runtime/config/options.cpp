@@ -70,8 +70,12 @@ std::vector<Option> run_options(Config& c) {
     };
 }
 
+// The help of a setting of some optimizers: "adamw: decay rate of the first moment".
+std::string used_by(double OptimizerSettings::*setting, const char* help) { return users_of(setting) + ": " + help; }
+
 // Data, training, optimizer, schedule and loss scale.
 std::vector<Option> training_options(Config& c) {
+    using S = OptimizerSettings;
     return {
         {"data.train", &c.data.train, kSomeText,
          "glob pattern of the training shards, or a list of patterns with weights (a mixture)", kNone},
@@ -112,12 +116,13 @@ std::vector<Option> training_options(Config& c) {
 
         {"optim.name", &c.optim.name, kAnything, "optimizer"},
         {"optim.learning_rate", &c.optim.learning_rate, between(0, 1000), "peak learning rate"},
-        {"optim.beta1", &c.optim.beta1, between(0, kAlmost1), "adamw: decay rate of the first moment"},
-        {"optim.beta2", &c.optim.beta2, between(0, kAlmost1), "adamw: decay rate of the second moment"},
-        {"optim.eps", &c.optim.eps, between(1e-30, 1), "adamw: added to the square root of the second moment"},
+        {"optim.beta1", &c.optim.beta1, between(0, kAlmost1), used_by(&S::beta1, "decay rate of the first moment")},
+        {"optim.beta2", &c.optim.beta2, between(0, kAlmost1), used_by(&S::beta2, "decay rate of the second moment")},
+        {"optim.eps", &c.optim.eps, between(1e-30, 1),
+         used_by(&S::eps, "added to the square root of the second moment")},
         {"optim.weight_decay", &c.optim.weight_decay, between(0, 1000), "decoupled weight decay of matrices"},
         {"optim.grad_clip", &c.optim.grad_clip, between(0, 1e30), "maximum gradient norm; 0: no clipping"},
-        {"optim.momentum", &c.optim.momentum, between(0, kAlmost1), "sgd: momentum"},
+        {"optim.momentum", &c.optim.momentum, between(0, kAlmost1), used_by(&S::momentum, "momentum")},
 
         {"schedule.name", &c.schedule.name, kAnything, "learning rate schedule after the warm-up"},
         {"schedule.warmup_steps", &c.schedule.warmup_steps, kStepsOr0, "steps of linear warm-up"},

@@ -29,7 +29,7 @@ struct Option {
                  PositionKind*, RopeScaling*, AttentionBias*, QkNorm*>
         value;
     Allowed allowed;
-    const char* help;
+    std::string help;
     Effect effect = Effect::result;
 };
 

@@ -6,6 +6,7 @@
 
 #include "kernels/cpu/vector_math.h"
 #include "kernels/ops.h"
+#include "model/update.h"
 #include "test/support/device_array.h"
 #include "test/support/random_values.h"
 #include "test/support/tolerance.h"
@@ -380,16 +381,21 @@ TEMPLATE_TEST_CASE("cross_entropy: any number of threads gives the same bits", "
 TEMPLATE_TEST_CASE("update: any number of threads gives the same bits", "[threads]", float, bf16, fp16) {
     using T = TestType;
     // The second chunk starts at an odd offset, so it is divided into vectors differently from the first one.
-    const std::vector<ops::Chunk> cut{{0, 1001, 0, 1, 0}, {1001, 517, 1, 0, 1}, {1600, 4093, 2, 1, 2}};
+    const std::vector<ops::Chunk> cut{
+        {.begin = 0, .count = 1001, .tensor = 0, .index = 0, .group = 0, .state_begin = 3},
+        {.begin = 1001, .count = 517, .tensor = 1, .index = 1, .group = 0, .state_begin = 1004},
+        {.begin = 1600, .count = 4093, .tensor = 2, .index = 2, .group = 0, .state_begin = 1603}};
     constexpr size_t kCount = 6000;
     const OnDevice<T> device;
     auto grad = input<float>(kCount, 1);
     Array<ops::Chunk> chunks("chunks", Role::input, cut);
-    Array<ops::StepScalars> scalars("scalars", Role::input,
-                                    std::vector<ops::StepScalars>{{1.0f, 1e-3f, 0.19f, 0.002f}});
+    Array<float> loss_scale("loss_scale", Role::input, std::vector<float>{1});
+    Array<ops::UpdateScalars> scalars(
+        "scalars", Role::input,
+        std::vector<ops::UpdateScalars>{update_scalars(OptimizerSettings(), {OptimizerKind::adamw, 0.1}, 1e-3, 2)});
     const int n_chunks = int(cut.size());
     check_any_number_of_threads([&](Bytes& bytes) {
-        auto master = output<float>(kCount), m = output<float>(kCount), momentum = output<float>(kCount);
+        auto master = output<float>(kCount), m = output<float>(kCount);
         auto v = Array<float>("v", Role::output, absolute(random_values(kCount, 5)));
         auto param = output<T>(kCount);
         Array<double> sums("sums", Role::output, nans(cut.size()));
@@ -398,24 +404,25 @@ TEMPLATE_TEST_CASE("update: any number of threads gives the same bits", "[thread
         ops::grad_norm_finish({.out = norm.on(device),
                                .sums = sums.on(device),
                                .chunks = chunks.on(device),
-                               .loss_scale = &scalars.on(device)->loss_scale,
+                               .loss_scale = loss_scale.on(device),
                                .n_chunks = n_chunks,
                                .clip = 1.0f},
                               Stream());
-        ops::UpdateArrays arrays{.master = master.on(device),
-                                 .param = param.on(device),
-                                 .m = m.on(device),
-                                 .grad = grad.on(device),
-                                 .chunks = chunks.on(device),
-                                 .grad_norm = norm.on(device),
-                                 .scalars = scalars.on(device),
-                                 .n_chunks = n_chunks};
-        ops::adamw_update({arrays, v.on(device), 0.9f, 0.999f, 1e-8f, 0.1f}, Stream());
-        append(bytes, master), append(bytes, m), append(bytes, v), append(bytes, param), append(bytes, sums),
-            append(bytes, norm);
-        arrays.m = momentum.on(device);
-        ops::sgd_update({arrays, 0.9f, 0.1f}, Stream());
-        append(bytes, master), append(bytes, momentum), append(bytes, param);
+        for (const OptimizerKind rule : {OptimizerKind::adamw, OptimizerKind::sgd}) {
+            const bool has_v = optimizer_row(rule).slots.size() > 1;
+            ops::elementwise_update({.rule = rule,
+                                     .master = master.on(device),
+                                     .param = param.on(device),
+                                     .state = {m.on(device), has_v ? v.on(device) : nullptr},
+                                     .grad = grad.on(device),
+                                     .chunks = chunks.on(device),
+                                     .scalars = scalars.on(device),
+                                     .grad_norm = norm.on(device),
+                                     .n_chunks = n_chunks},
+                                    Stream());
+            append(bytes, master), append(bytes, m), append(bytes, v), append(bytes, param);
+        }
+        append(bytes, sums), append(bytes, norm);
     });
 }
 

@@ -1,6 +1,9 @@
-// squared_sums, grad_norm_finish, adamw_update and sgd_update against ref::.
+// squared_sums, grad_norm_finish and elementwise_update against ref::.
 #include <cstddef>
 
+#include "kernels/shared/update_rules.h"
+#include "test/reference/update_rules.h"
+#include "test/support/bounded.h"
 #include "test/support/device_array.h"
 #include "test/support/random_values.h"
 #include "test/support/tolerance.h"
@@ -12,6 +15,10 @@ namespace {
 constexpr size_t kTensorSizes[] = {
     1, 39, ops::kChunkElements, ops::kChunkElements + 7, 1000, 2 * ops::kChunkElements + 130};
 constexpr int kTensors = int(std::size(kTensorSizes));
+constexpr int kGroups = 2;
+
+// The state of a tensor starts this much later than its other arrays, and not always at a whole pack.
+size_t state_shift(int tensor) { return size_t(64 * tensor + (tensor == 4)); }
 
 std::vector<ops::Chunk> chunks_of_all_tensors() {
     std::vector<ops::Chunk> chunks;
@@ -21,8 +28,9 @@ std::vector<ops::Chunk> chunks_of_all_tensors() {
             chunks.push_back({.begin = begin,
                               .count = int(std::min<size_t>(left, ops::kChunkElements)),
                               .tensor = tensor,
-                              .decayed = tensor % 2,
-                              .index = int(chunks.size())});
+                              .index = int(chunks.size()),
+                              .group = tensor % kGroups,
+                              .state_begin = begin + state_shift(tensor)});
     return chunks;
 }
 
@@ -132,131 +140,122 @@ TEST_CASE("grad_norm_finish: reports the first tensor that is not finite", "[ops
 
 namespace {
 
-// The state that an update changes. `param` is null if T is float.
-template <class T> struct UpdateArrays {
-    size_t count = element_count();
+constexpr OptimizerKind kRules[] = {OptimizerKind::adamw, OptimizerKind::sgd};
+
+// The arrays of an update. `param` is null if T is float.
+template <class T> struct Update {
+    OptimizerKind rule;
+    size_t count = element_count(), state_count = count + state_shift(kTensors);
     Array<float> master{"master", Role::output, random_values(count, 1)};
-    Array<float> m{"m", Role::output, random_values(count, 2, 0.1)};
-    Array<float> v{"v", Role::output, random_values(count, 3, 0.01, 0.01)};
+    Array<float> m{"m", Role::output, random_values(state_count, 2, 0.1)};
+    Array<float> v{"v", Role::output, random_values(state_count, 3, 0.01, 0.01)};
     Stored<T> param{"param", Role::output, nans(count)};
     Array<float> grad{"grad", Role::input, random_values(count, 4, 2048)};
     Array<ops::Chunk> chunks{"chunks", Role::input, chunks_of_one_rank()};
     Array<ops::GradNorm> grad_norm;
-    Array<ops::StepScalars> scalars{
-        "scalars", Role::input,
-        std::vector<ops::StepScalars>{
-            {.loss_scale = 1024, .learning_rate = 0.01f, .bias_correction1 = 0.271f, .bias_correction2 = 0.0297f}}};
+    Array<ops::UpdateScalars> scalars;
 
-    explicit UpdateArrays(int non_finite_tensor = -1)
-        : grad_norm("grad_norm", Role::input,
+    explicit Update(OptimizerKind kind, int non_finite_tensor = -1)
+        : rule(kind),
+          grad_norm("grad_norm", Role::input,
                     std::vector<ops::GradNorm>{
-                        {.norm = 3, .scale = 1.0f / 1024 / 3, .non_finite_tensor = non_finite_tensor, .reserved = 0}}) {
+                        {.norm = 3, .scale = 1.0f / 1024 / 3, .non_finite_tensor = non_finite_tensor, .reserved = 0}}),
+          scalars("scalars", Role::input,
+                  std::vector<ops::UpdateScalars>{scalars_of(0.01f, 0.1f), scalars_of(0.02f, 0)}) {}
+
+    static ops::UpdateScalars scalars_of(float learning_rate, float decay) {
+        return {.learning_rate = learning_rate,
+                .weight_decay = decay,
+                .keep = float(1 - double(learning_rate) * decay),
+                .beta1 = 0.9f,
+                .beta2 = 0.95f,
+                .one_minus_beta1 = 0.1f,
+                .one_minus_beta2 = 0.05f,
+                .step_size = learning_rate / 0.271f,
+                .root_bias_correction2 = 0.172f,
+                .eps = 1e-8f,
+                .momentum = 0.85f};
     }
 
     static constexpr bool kHasParam = !std::is_same_v<T, float>;
-    template <class Side> auto param_on(Side side) { return kHasParam ? param.on(side) : nullptr; }
+    int n_states() const {
+        int states = 0;
+        ops::dispatch(rule, [&]<class Rule>() { states = Rule::kStates; });
+        return states;
+    }
 
-    template <class Side> ops::UpdateArrays arrays(Side side) {
-        return {.master = master.on(side),
-                .param = param_on(side),
-                .m = m.on(side),
+    template <class Side> ops::ElementwiseUpdate on(Side side) {
+        return {.rule = rule,
+                .master = master.on(side),
+                .param = kHasParam ? View(param.on(side)) : View(),
+                .state = {n_states() > 0 ? m.on(side) : nullptr, n_states() > 1 ? v.on(side) : nullptr},
                 .grad = grad.on(side),
                 .chunks = chunks.on(side),
-                .grad_norm = grad_norm.on(side),
                 .scalars = scalars.on(side),
+                .grad_norm = grad_norm.on(side),
                 .n_chunks = int(chunks.host.size())};
     }
-    template <class Side> auto adamw(Side side) {
-        return ops::AdamwUpdate{arrays(side), v.on(side), 0.9f, 0.95f, 1e-8f, 0.1f};
-    }
-    template <class Side> auto sgd(Side side) { return ops::SgdUpdate{arrays(side), 0.9f, 0.1f}; }
 
-    // Chunks outside the update are unchanged.
-    void check_others_untouched(const std::vector<float>& master_before, const std::vector<T>& param_before) {
-        std::vector<float> expected_master = master.fetch();
-        std::vector<T> expected_param = param_before;
-        std::vector<bool> given(count);
-        for (const ops::Chunk& chunk : chunks.host)
-            for (int e = 0; e < chunk.count; e++) given[chunk.begin + e] = true;
-        for (size_t e = 0; e < count; e++) {
-            if (!given[e]) expected_master[e] = master_before[e];
-            // The parameter is the master as the device stored it, rounded to T.
-            if (given[e] && kHasParam) expected_param[e] = from_float<T>(expected_master[e]);
-        }
-        check_same_bits(master, expected_master);
-        check_same_bits(param, expected_param);
+    template <class Other> void check_same_state(const Other& expected) const {
+        check_same_bits(master, expected.master.fetch());
+        check_same_bits(m, expected.m.fetch());
+        check_same_bits(v, expected.v.fetch());
+        check_same_bits(param, expected.param.fetch());
+    }
+};
+
+// The error bounds of an update's results: the formula's error in float plus the rounding when they are stored.
+// 0 outside its chunks, where nothing changes.
+template <class T> struct UpdateErrors {
+    std::vector<double> master, m, v;
+
+    explicit UpdateErrors(Update<T>& arrays) : master(arrays.count), m(arrays.state_count), v(arrays.state_count) {
+        const ops::ElementwiseUpdate op = arrays.on(OnHost());
+        for (const ops::Chunk& chunk : arrays.chunks.host)
+            for (size_t e = 0; e < size_t(chunk.count); e++) {
+                const size_t place = chunk.begin + e, state_place = chunk.state_begin + e;
+                Bounded weight(op.master[place]), state[] = {arrays.m.host[state_place], arrays.v.host[state_place]};
+                const Bounded g = Bounded(op.grad[place]) * Bounded(op.grad_norm->scale);
+                ref::update_element(op.rule, op.scalars[chunk.group], g, weight, state);
+                master[place] = weight.error + stored_error_fp32(weight.value);
+                if (op.state[0]) m[state_place] = state[0].error + stored_error_fp32(state[0].value);
+                if (op.state[1]) v[state_place] = state[1].error + stored_error_fp32(state[1].value);
+            }
     }
 };
 
 }  // namespace
 
-// The new first moment may cancel, so its error is relative to its terms; the second is a sum of positive numbers. The
-// square root passes half of the second moment's relative error on to the step.
-TEMPLATE_TEST_CASE("adamw_update", "[ops]", float, bf16, fp16) {
+TEMPLATE_TEST_CASE("elementwise_update", "[ops]", float, bf16, fp16) {
     using T = TestType;
-    UpdateArrays<T> arrays;
-    std::vector<float> master = arrays.master.host, m = arrays.m.host;
-    std::vector<T> param = arrays.param.fetch();
-    ops::adamw_update(arrays.adamw(OnDevice<T>()), Stream());
-    ref::adamw_update(arrays.adamw(OnHost()));
-
-    ops::StepScalars scalars = arrays.scalars.host[0];
-    double lr = scalars.learning_rate;
-    auto m_error = [&](size_t e) {
-        double g = double(arrays.grad.host[e]) * arrays.grad_norm.host[0].scale;
-        return 4 * kRoundoff * (0.9 * std::abs(m[e]) + 0.1 * std::abs(g));
-    };
-    check_close(arrays.m, [&](size_t e) { return m_error(e) + stored_error_fp32(arrays.m.host[e]); });
-    check_close(arrays.v,
-                [&](size_t e) { return 6 * kRoundoff * arrays.v.host[e] + stored_error_fp32(arrays.v.host[e]); });
-    check_close(arrays.master, [&](size_t e) {
-        double denominator = std::sqrt(arrays.v.host[e] / scalars.bias_correction2) + 1e-8;
-        double step = std::abs(arrays.m.host[e]) / scalars.bias_correction1 / denominator;
-        double step_error =
-            (m_error(e) + kRoundoff * std::abs(arrays.m.host[e])) / scalars.bias_correction1 / denominator +
-            step * (4 * kRoundoff + kFunctionError + 4 * kRoundoff);
-        double decay_error = 0.1 * std::abs(master[e]) * 4 * kRoundoff;
-        return lr * (step_error + decay_error) + kRoundoff * (std::abs(master[e]) + lr * step) +
-               stored_error_fp32(arrays.master.host[e]);
-    });
-    arrays.check_others_untouched(master, param);
-}
-
-TEMPLATE_TEST_CASE("sgd_update", "[ops]", float, bf16, fp16) {
-    using T = TestType;
-    UpdateArrays<T> arrays;
-    std::vector<float> master = arrays.master.host, m = arrays.m.host;
-    std::vector<T> param = arrays.param.fetch();
-    ops::sgd_update(arrays.sgd(OnDevice<T>()), Stream());
-    ref::sgd_update(arrays.sgd(OnHost()));
-
-    double lr = arrays.scalars.host[0].learning_rate;
-    auto m_error = [&](size_t e) {
-        double g = double(arrays.grad.host[e]) * arrays.grad_norm.host[0].scale;
-        return 3 * kRoundoff * (0.9 * std::abs(m[e]) + std::abs(g));
-    };
-    check_close(arrays.m, [&](size_t e) { return m_error(e) + stored_error_fp32(arrays.m.host[e]); });
-    check_close(arrays.master, [&](size_t e) {
-        double terms = std::abs(arrays.m.host[e]) + 0.1 * std::abs(master[e]);
-        return lr * (m_error(e) + 4 * kRoundoff * terms) + kRoundoff * std::abs(master[e]) +
-               stored_error_fp32(arrays.master.host[e]);
-    });
-    arrays.check_others_untouched(master, param);
-}
-
-TEMPLATE_TEST_CASE("adamw_update and sgd_update do nothing when a gradient is not finite", "[ops]", float, bf16, fp16) {
-    using T = TestType;
-    for (int tensor : {0, 3}) {
-        UpdateArrays<T> arrays(tensor);
-        std::vector<float> master = arrays.master.fetch(), m = arrays.m.fetch(), v = arrays.v.fetch();
-        std::vector<T> param = arrays.param.fetch();
-        ops::adamw_update(arrays.adamw(OnDevice<T>()), Stream());
-        ops::sgd_update(arrays.sgd(OnDevice<T>()), Stream());
-        check_same_bits(arrays.master, master);
-        check_same_bits(arrays.m, m);
-        check_same_bits(arrays.v, v);
-        check_same_bits(arrays.param, param);
+    for (const OptimizerKind rule : kRules) {
+        INFO(name_of(rule));
+        Update<T> arrays(rule);
+        const UpdateErrors<T> errors(arrays);
+        std::vector<T> expected_param = arrays.param.fetch();
+        ops::elementwise_update(arrays.on(OnDevice<T>()), Stream());
+        ref::elementwise_update(arrays.on(OnHost()));
+        check_close(arrays.master, [&](size_t e) { return errors.master[e]; });
+        check_close(arrays.m, [&](size_t e) { return errors.m[e]; });
+        check_close(arrays.v, [&](size_t e) { return errors.v[e]; });
+        // The parameter is the master as the device stored it, rounded to T.
+        const std::vector<float> master = arrays.master.fetch();
+        for (const ops::Chunk& chunk : arrays.chunks.host)
+            for (size_t e = chunk.begin; Update<T>::kHasParam && e < chunk.begin + size_t(chunk.count); e++)
+                expected_param[e] = from_float<T>(master[e]);
+        check_same_bits(arrays.param, expected_param);
     }
+}
+
+TEMPLATE_TEST_CASE("elementwise_update does nothing when a gradient is not finite", "[ops]", float, bf16, fp16) {
+    using T = TestType;
+    for (const OptimizerKind rule : kRules)
+        for (const int tensor : {0, 3}) {
+            Update<T> arrays(rule, tensor);
+            const Update<T> expected(rule);
+            ops::elementwise_update(arrays.on(OnDevice<T>()), Stream());
+            arrays.check_same_state(expected);
+        }
 }
 
 namespace {
@@ -266,23 +265,17 @@ namespace {
 constexpr size_t kFar = size_t(3) << 31;
 
 std::vector<ops::Chunk> far(std::vector<ops::Chunk> chunks) {
-    for (ops::Chunk& chunk : chunks) chunk.begin += kFar;
+    for (ops::Chunk& chunk : chunks) chunk.begin += kFar, chunk.state_begin += kFar;
     return chunks;
 }
 
-template <class T, class Op> Op far(Op op, const ops::Chunk* far_chunks) {
-    op.master -= kFar, op.m -= kFar, op.grad -= kFar;
+template <class T> ops::ElementwiseUpdate far(ops::ElementwiseUpdate op, const ops::Chunk* far_chunks) {
+    op.master -= kFar, op.grad -= kFar;
+    for (float*& state : op.state)
+        if (state) state -= kFar;
     if (op.param) op.param = op.param.template as<T>() - kFar;
-    if constexpr (requires { op.v; }) op.v -= kFar;
     op.chunks = far_chunks;
     return op;
-}
-
-template <class T> void check_same_state(const UpdateArrays<T>& arrays, const UpdateArrays<T>& expected) {
-    check_same_bits(arrays.master, expected.master.fetch());
-    check_same_bits(arrays.m, expected.m.fetch());
-    check_same_bits(arrays.v, expected.v.fetch());
-    check_same_bits(arrays.param, expected.param.fetch());
 }
 
 }  // namespace
@@ -300,15 +293,14 @@ TEST_CASE("squared_sums beyond 2^32 elements", "[ops]") {
     check_same_bits(out, expected.fetch());
 }
 
-TEMPLATE_TEST_CASE("adamw_update and sgd_update beyond 2^32 elements", "[ops]", float, bf16) {
+TEMPLATE_TEST_CASE("elementwise_update beyond 2^32 elements", "[ops]", float, bf16) {
     using T = TestType;
     const OnDevice<T> device;
-    UpdateArrays<T> arrays, expected;
-    Array<ops::Chunk> far_chunks("far chunks", Role::input, far(chunks_of_one_rank()));
-    ops::adamw_update(expected.adamw(device), Stream());
-    ops::adamw_update(far<T>(arrays.adamw(device), far_chunks.on(device)), Stream());
-    check_same_state(arrays, expected);
-    ops::sgd_update(expected.sgd(device), Stream());
-    ops::sgd_update(far<T>(arrays.sgd(device), far_chunks.on(device)), Stream());
-    check_same_state(arrays, expected);
+    for (const OptimizerKind rule : kRules) {
+        Update<T> arrays(rule), expected(rule);
+        Array<ops::Chunk> far_chunks("far chunks", Role::input, far(chunks_of_one_rank()));
+        ops::elementwise_update(expected.on(device), Stream());
+        ops::elementwise_update(far<T>(arrays.on(device), far_chunks.on(device)), Stream());
+        arrays.check_same_state(expected);
+    }
 }

@@ -20,7 +20,7 @@ GptOptions options_of(const TorchReference& torch, Dtype precision, OptimizerKin
     options.micro_steps = torch.micro_steps;
     options.seq_len = torch.seq_len;
     options.precision = precision;
-    options.optimizer.kind = optimizer;
+    options.optimizer.name = optimizer;
     options.head_rows = 40;  // less than the number of rows, and not a divisor of it
     return options;
 }

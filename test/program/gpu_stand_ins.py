@@ -83,7 +83,7 @@ echo '{"otherData": {"first_step": 3, "last_step": 4}, "traceEvents": [
     {"ph": "M", "name": "thread_name", "args": {"name": "host"}},
     {"ph": "X", "name": "step", "ts": 0, "dur": 2500.000, "args": {"step": 3}},
     {"ph": "X", "name": "activation_forward", "ts": 0, "dur": 500.000, "args": {"flops": 0, "roofline_share": 0.5}},
-    {"ph": "X", "name": "adamw_update", "ts": 0, "dur": 4000.000, "args": {"flops": 0}},
+    {"ph": "X", "name": "elementwise_update", "ts": 0, "dur": 4000.000, "args": {"flops": 0}},
     {"ph": "X", "name": "activation_forward", "ts": 0, "dur": 1500.000,
      "args": {"flops": 0, "roofline_share": 0.5}}]}' \
     > "${1%/*}/run/profile/rank_0.steps_3-4.json"

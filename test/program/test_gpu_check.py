@@ -144,7 +144,7 @@ class StandIns(Kit):
         trained = rows["trainer_tiny"]["figures"]
         self.assertEqual((trained["tokens_per_s"], trained["power_w"], trained["throttle"]),
                          (25600, 650, ["sw_power_cap"]))
-        self.assertEqual(trained["ops"], [{"name": "adamw_update", "calls": 0.5, "ms": 2.0, "roof_ms": 0.0},
+        self.assertEqual(trained["ops"], [{"name": "elementwise_update", "calls": 0.5, "ms": 2.0, "roof_ms": 0.0},
                                           {"name": "activation_forward", "calls": 1.0, "ms": 1.0, "roof_ms": 0.5}])
         kernel = rows["ncu_tiny"]["figures"]["kernels"][2]
         self.assertEqual([kernel[key] for key in ("name", "us", "tensor", "issue", "dram", "conflicts")],
@@ -375,7 +375,7 @@ class DryRun(Kit):
         self.assertEqual(rows["trainer_tiny"]["figures"]["steps"], 4)
         self.assertGreater(rows["trainer_tiny"]["figures"]["tokens_per_s"], 0)
         calls = {op["name"]: op["calls"] for op in rows["trainer_tiny"]["figures"]["ops"]}
-        self.assertEqual((calls["attention_forward"], calls["matmul_forward qkv.weight"], calls["adamw_update"]),
+        self.assertEqual((calls["attention_forward"], calls["matmul_forward qkv.weight"], calls["elementwise_update"]),
                          (2, 2, 1))
         self.assertEqual(rows["step_tiny_b4"]["figures"]["results"][0]["batch"], 4)
         for line in (r"roofs: device-to-device copy \d+ GB/s, bf16 GEMM [\d.]+ TFLOP/s",

@@ -21,7 +21,7 @@ MICRO_STEP = {"embedding_forward": 1, "residual_norm_forward": 2 * LAYERS + 1, "
               "attention_forward": LAYERS, "cross_entropy": 1, "loss_sum": 1, "norm_backward": 2 * LAYERS + 1,
               "matmul_backward_input": LINEAR, "matmul_backward_weight": LINEAR, "attention_backward": LAYERS,
               "embedding_backward": 1}
-UPDATE = {"squared_sums": 1, "grad_norm_finish": 1, "adamw_update": 1}
+UPDATE = {"squared_sums": 1, "grad_norm_finish": 1, "elementwise_update": 1}
 PHASES = {"train_max_steps": 6, "eval_every_steps": 4, "eval_batches": 1, "checkpoint_every_steps": 4}
 
 

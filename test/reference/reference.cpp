@@ -1,5 +1,7 @@
 #include "test/reference/reference.h"
 
+#include "test/reference/update_rules.h"
+
 namespace ref {
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -272,43 +274,21 @@ void cross_entropy(const ops::CrossEntropy& op) {
 // ---------------------------------------------------------------------------------------------------------------------
 // The update.
 
-// g = grad scale;  m = beta1 m + (1 - beta1) g;  v = beta2 v + (1 - beta2) g^2
-// master = master - lr weight_decay master - lr (m / correction1) / (sqrt(v / correction2) + eps)
-void adamw_update(const ops::AdamwUpdate& op) {
-    by_storage(op.param, [&]<class T>(T) {
-        T* param = op.param.as<T>();
-        if (op.grad_norm->non_finite_tensor >= 0) return;
-        double lr = op.scalars->learning_rate;
-        for (int i = 0; i < op.n_chunks; i++) {
-            const ops::Chunk& chunk = op.chunks[i];
-            double decay = chunk.decayed ? op.weight_decay : 0;
-            for (size_t e = chunk.begin; e < chunk.begin + chunk.count; e++) {
-                double g = double(op.grad[e]) * op.grad_norm->scale;
-                double m = double(op.beta1) * op.m[e] + (1 - double(op.beta1)) * g;
-                double v = double(op.beta2) * op.v[e] + (1 - double(op.beta2)) * g * g;
-                double step = m / op.scalars->bias_correction1 / (std::sqrt(v / op.scalars->bias_correction2) + op.eps);
-                op.master[e] = float(op.master[e] - lr * decay * op.master[e] - lr * step);
-                op.m[e] = float(m);
-                op.v[e] = float(v);
-                if (param) param[e] = store<T>(op.master[e]);
-            }
-        }
-    });
-}
-
-// m = momentum m + grad scale;  master = master - lr (m + weight_decay master)
-void sgd_update(const ops::SgdUpdate& op) {
+void elementwise_update(const ops::ElementwiseUpdate& op) {
     by_storage(op.param, [&]<class T>(T) {
         T* param = op.param.as<T>();
         if (op.grad_norm->non_finite_tensor >= 0) return;
         for (int i = 0; i < op.n_chunks; i++) {
             const ops::Chunk& chunk = op.chunks[i];
-            double decay = chunk.decayed ? op.weight_decay : 0;
-            for (size_t e = chunk.begin; e < chunk.begin + chunk.count; e++) {
-                double m = double(op.momentum) * op.m[e] + double(op.grad[e]) * op.grad_norm->scale;
-                op.master[e] = float(op.master[e] - op.scalars->learning_rate * (m + decay * op.master[e]));
-                op.m[e] = float(m);
-                if (param) param[e] = store<T>(op.master[e]);
+            for (int e = 0; e < chunk.count; e++) {
+                const size_t place = chunk.begin + size_t(e), state_place = chunk.state_begin + size_t(e);
+                double master = op.master[place], state[ops::kMaxStates] = {};
+                for (int k = 0; k < ops::kMaxStates && op.state[k]; k++) state[k] = op.state[k][state_place];
+                update_element(op.rule, op.scalars[chunk.group], double(op.grad[place]) * op.grad_norm->scale, master,
+                               state);
+                for (int k = 0; k < ops::kMaxStates && op.state[k]; k++) op.state[k][state_place] = float(state[k]);
+                op.master[place] = float(master);
+                if (param) param[place] = store<T>(op.master[place]);
             }
         }
     });

@@ -364,8 +364,8 @@ TEST_CASE("ref::cross_entropy writes the derivative of its loss", "[reference]")
 // loss scale of 2.
 TEST_CASE("ref::grad_norm_finish clips like PyTorch", "[reference]") {
     std::vector<float> gradients = {6e-6f, 8e-6f};
-    std::vector<ops::Chunk> chunks = {{.begin = 0, .count = 1, .tensor = 0, .decayed = 0, .index = 0},
-                                      {.begin = 1, .count = 1, .tensor = 1, .decayed = 0, .index = 1}};
+    std::vector<ops::Chunk> chunks = {{.begin = 0, .count = 1, .tensor = 0, .index = 0, .group = 0, .state_begin = 0},
+                                      {.begin = 1, .count = 1, .tensor = 1, .index = 1, .group = 0, .state_begin = 1}};
     std::vector<double> sums(2);
     float loss_scale = 2;
     ops::GradNorm norm;

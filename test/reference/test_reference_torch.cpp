@@ -1,5 +1,6 @@
 // The specification compared with PyTorch: a GPT-2 of ref:: ops, with fp32 storage, forward, backward and update.
 
+#include "model/update.h"
 #include "test/reference/reference.h"
 #include "test/support/catch.h"
 #include "test/support/torch_reference.h"
@@ -31,8 +32,9 @@ struct Parameters {
                 chunks.push_back({.begin = place.begin + done,
                                   .count = int(std::min<size_t>(place.count - done, ops::kChunkElements)),
                                   .tensor = int(places.size()),
-                                  .decayed = tensor.shape.size() == 2,
-                                  .index = int(chunks.size())});
+                                  .index = int(chunks.size()),
+                                  .group = tensor.shape.size() == 2 ? 0 : 1,
+                                  .state_begin = place.begin + done});
             places[name] = place;
         }
         grad.resize(master.size()), m.resize(master.size()), v.resize(master.size());
@@ -294,38 +296,32 @@ ops::GradNorm grad_norm(const Parameters& p) {
     return norm;
 }
 
-ops::UpdateArrays arrays_of(Parameters& p, const ops::GradNorm& norm, const ops::StepScalars& scalars) {
-    return {.master = p.master.data(),
-            .param = nullptr,
-            .m = p.m.data(),
-            .grad = p.grad.data(),
-            .chunks = p.chunks.data(),
-            .grad_norm = &norm,
-            .scalars = &scalars,
-            .n_chunks = int(p.chunks.size())};
+// A step of an optimizer with the constants of make_reference.py: of group 0, matrices, or 1, vectors.
+void optimizer_step(Parameters& p, const ops::GradNorm& norm, OptimizerKind rule, double learning_rate, int step) {
+    std::vector<ops::UpdateScalars> scalars;
+    for (const double decay : {double(kWeightDecay), 0.0})
+        scalars.push_back(update_scalars({.name = rule}, {rule, decay}, learning_rate, step));
+    const bool has_v = optimizer_row(rule).slots.size() > 1;
+    ref::elementwise_update({.rule = rule,
+                             .master = p.master.data(),
+                             .param = nullptr,
+                             .state = {p.m.data(), has_v ? p.v.data() : nullptr},
+                             .grad = p.grad.data(),
+                             .chunks = p.chunks.data(),
+                             .scalars = scalars.data(),
+                             .grad_norm = &norm,
+                             .n_chunks = int(p.chunks.size())});
 }
 
-void adamw_step(Parameters& p, const ops::GradNorm& norm, int step) {
-    ops::StepScalars scalars{.loss_scale = 1,
-                             .learning_rate = 1e-3f,
-                             .bias_correction1 = float(1 - std::pow(0.9, step)),
-                             .bias_correction2 = float(1 - std::pow(0.95, step))};
-    ref::adamw_update({arrays_of(p, norm, scalars), p.v.data(), 0.9f, 0.95f, 1e-8f, kWeightDecay});
-}
-
-void sgd_step(Parameters& p, const ops::GradNorm& norm, int) {
-    ops::StepScalars scalars{.loss_scale = 1, .learning_rate = 0.05f, .bias_correction1 = 0, .bias_correction2 = 0};
-    ref::sgd_update({arrays_of(p, norm, scalars), 0.9f, kWeightDecay});
-}
-
-template <class Update> void check_training(const TorchReference& torch, const std::string& group, Update update) {
+void check_training(const TorchReference& torch, OptimizerKind rule, double learning_rate) {
+    const std::string group = name_of(rule);
     ReferenceGpt gpt(torch);
     for (int step = 0; step < torch.steps; step++) {
         INFO(group << " step " << step);
         CHECK(agrees(gpt.accumulate_gradients(step), torch.output(group + "/loss").values[step]));
         ops::GradNorm norm = grad_norm(gpt.parameters);
         CHECK(agrees(norm.norm, torch.output(group + "/grad_norm").values[step]));
-        update(gpt.parameters, norm, step + 1);
+        optimizer_step(gpt.parameters, norm, rule, learning_rate, step + 1);
     }
     check_tensors(gpt, torch, group, gpt.parameters.master);
 }
@@ -348,7 +344,7 @@ TEST_CASE("ref:: agrees with PyTorch: five steps of AdamW and of SGD", "[referen
     for (const std::string& name : kTorchReferences) {
         INFO(name);
         TorchReference torch = load_torch_reference(name);
-        check_training(torch, "adamw", adamw_step);
-        if (torch.has("sgd")) check_training(torch, "sgd", sgd_step);
+        check_training(torch, OptimizerKind::adamw, 1e-3);
+        if (torch.has("sgd")) check_training(torch, OptimizerKind::sgd, 0.05);
     }
 }

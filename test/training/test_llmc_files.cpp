@@ -126,7 +126,7 @@ TEST_CASE("llm.c: a model has PyTorch's logits, loss and gradients", "[llmc]") {
                  .batch = kBatch,
                  .seq_len = kLength,
                  .precision = Dtype::fp32,
-                 .optimizer = {.kind = OptimizerKind::sgd, .weight_decay = 0, .grad_clip = 0},
+                 .optimizer = {.name = OptimizerKind::sgd, .weight_decay = 0, .grad_clip = 0},
                  .head_rows = int(kRows)},
                 comm_single());
         model.load(gpt);

@@ -282,7 +282,7 @@ TEST_CASE("every option has a unique key, help, and a default that is allowed", 
         CHECK(keys.insert(option.key).second);
         CHECK(places.insert(std::visit([](auto* value) -> const void* { return value; }, option.value)).second);
         CHECK(std::count(option.key, option.key + std::strlen(option.key), '.') == 1);
-        CHECK(std::strlen(option.help) > 5);
+        CHECK(std::strlen(option.help.c_str()) > 5);
         CHECK_FALSE(allowed_values(option).empty());
         CHECK_NOTHROW(assign_option(option, option_value(option), "default"));
         CHECK(("\n" + config_help()).find("\n"s + option.key + " ") != std::string::npos);

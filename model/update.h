@@ -1,0 +1,53 @@
+// How the optimizers divide the tensors of a rank, and the update of a step.
+#pragma once
+
+#include "kernels/ops.h"
+#include "model/options.h"
+#include "model/tensors.h"
+
+// Tensors whose updates have the same scalars.
+struct UpdateGroup {
+    OptimizerKind rule;
+    double weight_decay;
+    bool operator==(const UpdateGroup&) const = default;
+};
+
+// The state that one optimizer keeps on a rank. Each of its arrays has the same layout: its tensors' owned parts one
+// after the other.
+struct RuleState {
+    OptimizerKind rule;
+    size_t elements = 0;  // length of each array
+    std::vector<float*> slots = {};
+    int first_chunk = 0, n_chunks = 0;  // of GptState::update_chunks
+};
+
+// The optimizer of each tensor.
+struct UpdateLayout {
+    struct Place {
+        int group, rule;     // in the lists below
+        size_t state_begin;  // of the owned part in the rule's arrays
+    };
+    std::vector<Place> tensors;  // in the order of TensorLayout
+    std::vector<UpdateGroup> groups;
+    std::vector<RuleState> rules;
+
+    const OptimizerRow& row_of(size_t tensor) const { return optimizer_row(rules[size_t(tensors[tensor].rule)].rule); }
+};
+UpdateLayout lay_out_update(const GptOptions& options, const TensorLayout& layout);
+
+// Returns the place of a tensor, or of this rank's part of it, in the owned arrays.
+TensorPart owned_part(const GptOptions& options, const TensorLayout& layout, const Tensor& tensor);
+
+// Returns the chunks that this rank updates, with their groups and the places of their state, sorted by rule; sets the
+// number of each rule's chunks.
+std::vector<ops::Chunk> update_chunks(const GptOptions& options, const TensorLayout& layout, UpdateLayout& update,
+                                      const std::vector<ops::Chunk>& chunks);
+
+// Returns the scalars of a group in the step of update `t`, from 1.
+ops::UpdateScalars update_scalars(const OptimizerSettings& settings, const UpdateGroup& group, double learning_rate,
+                                  int64_t t);
+
+// Gradient norm over all ranks, clipping, and the update of the masters. Requires that own_grad holds the sums over all
+// ranks.
+struct GptState;
+void update(GptState& s);
