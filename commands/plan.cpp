@@ -7,6 +7,7 @@
 #include "commands/command_line.h"
 #include "data/shards/dataset.h"
 #include "kernels/numeric.h"
+#include "model/update.h"
 #include "runtime/io/files.h"
 #include "runtime/io/process.h"
 #include "runtime/performance/performance.h"
@@ -60,6 +61,7 @@ void plan(Options options) {
     std::printf("micro-steps        %14d per step of %.0f tokens\n", run.micro_steps,
                 double(config.train.total_batch_tokens));
     std::printf("FLOPs per token    %14.4e, per step %.4e\n", flops, flops * double(config.train.total_batch_tokens));
+    std::printf("%s", update_table(run, config.optim.learning_rate).c_str());
     std::printf("Hugging Face       %s\n", export_text(config.model).c_str());
     if (machine.gpus > 0) {
         add_run(machine, run, flops);

@@ -358,6 +358,8 @@ struct UpdateScalars {
     float step_size;                         // learning_rate / (1 - beta1^t), where t counts applied updates from 1
     float root_bias_correction2;             // sqrt(1 - beta2^t)
     float eps, momentum;
+    float step_momentum, step_gradient;  // factors of the momentum and of the gradient in SGD's step
+    float alpha, one_minus_alpha;        // decay rate of RMSprop's average
 };
 
 inline constexpr int kMaxStates = 2;  // arrays of an elementwise rule

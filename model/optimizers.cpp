@@ -4,11 +4,17 @@
 
 #include "kernels/base/check.h"
 
+// Defaults are torch.optim's, except AdamW's beta2, which is GPT-3's, and SGD's momentum; Lion's are its paper's.
 static const std::vector<OptimizerRow>& optimizer_table() {
     using S = OptimizerSettings;
+    using K = OptimizerKind;
     static const std::vector<OptimizerRow> table = {
-        {OptimizerKind::adamw, {{"m"}, {"v"}}, {&S::beta1, &S::beta2, &S::eps}},
-        {OptimizerKind::sgd, {{"m"}}, {&S::momentum}},
+        {K::adamw, {{"m"}, {"v"}}, {{&S::beta1, 0.9}, {&S::beta2, 0.95}, {&S::eps, 1e-8}}},
+        {K::adam, {{"m"}, {"v"}}, {{&S::beta1, 0.9}, {&S::beta2, 0.999}, {&S::eps, 1e-8}}},
+        {K::sgd, {{"m"}}, {{&S::momentum, 0.9}}},
+        {K::lion, {{"m"}}, {{&S::beta1, 0.9}, {&S::beta2, 0.99}}},
+        {K::rmsprop, {{"v"}}, {{&S::alpha, 0.99}, {&S::eps, 1e-8}}},
+        {K::adagrad, {{"v"}}, {{&S::eps, 1e-10}}},
     };
     return table;
 }
@@ -22,7 +28,12 @@ const OptimizerRow& optimizer_row(OptimizerKind kind) {
 std::string users_of(double OptimizerSettings::*setting) {
     std::string users;
     for (const OptimizerRow& row : optimizer_table())
-        if (std::ranges::find(row.settings, setting) != row.settings.end())
+        if (std::ranges::find(row.settings, setting, &OptimizerSetting::value) != row.settings.end())
             users += (users.empty() ? "" : ", ") + std::string(name_of(row.kind));
     return users;
+}
+
+void set_optimizer(OptimizerSettings& settings, OptimizerKind kind) {
+    settings.name = kind;
+    for (const OptimizerSetting& setting : optimizer_row(kind).settings) settings.*setting.value = setting.initial;
 }

@@ -7,14 +7,26 @@
 
 #include "kernels/base/choices.h"
 
+// Settings of some tensors that differ from the others'.
+struct TensorGroup {
+    std::string tensors;       // the name of a role, or a pattern of names with * and ?: "h.*.fc.weight"
+    double lr_scale = 1;       // factor of the learning rate
+    double weight_decay = -1;  // negative: OptimizerSettings::weight_decay, and 0 for vectors
+    bool operator==(const TensorGroup&) const = default;
+};
+using TensorGroups = std::vector<TensorGroup>;
+
 // The optimizer and its settings, constant for a whole run. StepSettings has the values that change between steps.
 struct OptimizerSettings {
     OptimizerKind name = OptimizerKind::adamw;
     double beta1 = 0.9, beta2 = 0.95;
     double eps = 1e-8;
     double momentum = 0.9;
+    double alpha = 0.99;
+    bool nesterov = false;
     double weight_decay = 0.1;
-    double grad_clip = 1.0;  // maximum global gradient norm; 0: no clipping
+    double grad_clip = 1.0;    // maximum global gradient norm; 0: no clipping
+    TensorGroups groups = {};  // a later group overrides an earlier one
 };
 
 // An array of state with one element per parameter, 0 at the start.
@@ -22,13 +34,22 @@ struct StateSlot {
     std::string name;  // a checkpoint has the tensors NAME.TENSOR, such as "m.wte"
 };
 
+// A setting that not every optimizer reads, with its default for one that does.
+struct OptimizerSetting {
+    double OptimizerSettings::*value;
+    double initial;
+};
+
 struct OptimizerRow {
     OptimizerKind kind;
     std::vector<StateSlot> slots;
-    std::vector<double OptimizerSettings::*> settings;  // that its formula reads, and not every optimizer's
+    std::vector<OptimizerSetting> settings;
 };
 
 const OptimizerRow& optimizer_row(OptimizerKind kind);
 
-// Returns the names of the optimizers that read a setting: "adamw".
+// Returns the names of the optimizers that read a setting: "adamw, adam".
 std::string users_of(double OptimizerSettings::*setting);
+
+// Selects an optimizer and gives the settings that it reads their defaults.
+void set_optimizer(OptimizerSettings& settings, OptimizerKind kind);

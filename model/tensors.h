@@ -36,9 +36,6 @@ struct GptWeights {
 // not grow with depth (Radford et al., "Language Models are Unsupervised Multitask Learners", section 2.3).
 enum class Init { zero, one, normal, normal_residual };
 
-// The kind of tensor, by which optimizers choose their rule and settings.
-enum class TensorRole { matrix, embedding, head, vector };
-
 struct TensorRow {
     std::variant<LayerWeights GptWeights::*, LayerWeights BlockWeights::*> layer;  // second: one per block
     Parameter LayerWeights::*member;
@@ -48,6 +45,7 @@ struct TensorRow {
     Init init;
     TensorRole role;
     bool (GptShape::*is_present)() const = &GptShape::always;
+    std::vector<int> (GptShape::*stacked_rows)() const = nullptr;  // null: the tensor is one matrix
 
     bool per_layer() const { return layer.index() == 1; }
 };

@@ -1,8 +1,11 @@
 #include "model/update.h"
 
+#include <fnmatch.h>
+
 #include <algorithm>
 #include <cmath>
 
+#include "kernels/base/check.h"
 #include "kernels/comm.h"
 #include "kernels/numeric.h"
 #include "kernels/op_stream.h"
@@ -11,8 +14,25 @@
 
 namespace {
 
-UpdateGroup group_of(const OptimizerSettings& settings, TensorRole role) {
-    return {.rule = settings.name, .weight_decay = role == TensorRole::vector ? 0 : settings.weight_decay};
+bool is_in(const TensorGroup& group, const Tensor& tensor) {
+    const TensorRole role = tensor_table()[size_t(tensor.row)].role;
+    return group.tensors == name_of(role) || fnmatch(group.tensors.c_str(), tensor.name.c_str(), 0) == 0;
+}
+
+UpdateGroup group_of(const OptimizerSettings& settings, const Tensor& tensor) {
+    const bool is_vector = tensor_table()[size_t(tensor.row)].role == TensorRole::vector;
+    UpdateGroup result{.rule = settings.name, .weight_decay = is_vector ? 0 : settings.weight_decay};
+    for (const TensorGroup& group : settings.groups) {
+        if (!is_in(group, tensor)) continue;
+        result.lr_scale = group.lr_scale;
+        if (group.weight_decay >= 0) result.weight_decay = group.weight_decay;
+    }
+    return result;
+}
+
+// "h.*.qkv.weight" for a tensor of a layer.
+std::string name_in_any_layer(const Tensor& tensor) {
+    return std::string(tensor.layer < 0 ? "" : "h.*.") + tensor_table()[size_t(tensor.row)].name;
 }
 
 // Counts the elements of chunks, for a trace.
@@ -32,7 +52,7 @@ TensorPart owned_part(const GptOptions& options, const TensorLayout& layout, con
 UpdateLayout lay_out_update(const GptOptions& options, const TensorLayout& layout) {
     UpdateLayout update;
     for (const Tensor& tensor : layout.tensors) {
-        const UpdateGroup wanted = group_of(options.optimizer, tensor_table()[size_t(tensor.row)].role);
+        const UpdateGroup wanted = group_of(options.optimizer, tensor);
         auto group = std::ranges::find(update.groups, wanted);
         if (group == update.groups.end()) group = update.groups.insert(group, wanted);
         auto rule = std::ranges::find(update.rules, wanted.rule, &RuleState::rule);
@@ -43,6 +63,45 @@ UpdateLayout lay_out_update(const GptOptions& options, const TensorLayout& layou
         rule->elements += round_up(owned_part(options, layout, tensor).count, kTensorAlignment);
     }
     return update;
+}
+
+std::string unused_group(const GptOptions& options) {
+    const TensorLayout layout = lay_out_tensors(options.shape);
+    for (const TensorGroup& group : options.optimizer.groups)
+        if (std::ranges::none_of(layout.tensors, [&](const Tensor& tensor) { return is_in(group, tensor); }))
+            return group.tensors;
+    return "";
+}
+
+std::string rules_text(const GptOptions& options) {
+    const UpdateLayout update = lay_out_update(options, lay_out_tensors(options.shape));
+    std::string text;
+    for (size_t r = 0; r < update.rules.size(); r++) {
+        const auto tensors = std::ranges::count(update.tensors, int(r), &UpdateLayout::Place::rule);
+        text += format("%s%s of %zu tensors", text.empty() ? "" : ", ", name_of(update.rules[r].rule), size_t(tensors));
+    }
+    return text;
+}
+
+std::string update_table(const GptOptions& options, double learning_rate) {
+    const TensorLayout layout = lay_out_tensors(options.shape);
+    const UpdateLayout update = lay_out_update(options, layout);
+    std::string table;
+    for (size_t number = 0; number < update.groups.size(); number++) {
+        const UpdateGroup& group = update.groups[number];
+        std::vector<std::string> names;
+        size_t tensors = 0, parameters = 0;
+        for (size_t i = 0; i < layout.tensors.size(); i++) {
+            if (update.tensors[i].group != int(number)) continue;
+            tensors++, parameters += layout.tensors[i].count;
+            const std::string name = name_in_any_layer(layout.tensors[i]);
+            if (std::ranges::find(names, name) == names.end()) names.push_back(name);
+        }
+        table += format("%-18s rate %g, weight decay %g: %zu tensors, %zu parameters\n", name_of(group.rule),
+                        learning_rate * group.lr_scale, group.weight_decay, tensors, parameters);
+        for (const std::string& name : names) table += "    " + name + "\n";
+    }
+    return table;
 }
 
 std::vector<ops::Chunk> update_chunks(const GptOptions& options, const TensorLayout& layout, UpdateLayout& update,
@@ -67,7 +126,7 @@ std::vector<ops::Chunk> update_chunks(const GptOptions& options, const TensorLay
 // Like torch, computes in double and rounds the results.
 ops::UpdateScalars update_scalars(const OptimizerSettings& settings, const UpdateGroup& group, double learning_rate,
                                   int64_t t) {
-    const float rate = float(learning_rate);
+    const float rate = float(learning_rate * group.lr_scale);
     const float correction1 = float(1 - std::pow(settings.beta1, double(t)));
     const float correction2 = float(1 - std::pow(settings.beta2, double(t)));
     return {.learning_rate = rate,
@@ -80,7 +139,11 @@ ops::UpdateScalars update_scalars(const OptimizerSettings& settings, const Updat
             .step_size = float(double(rate) / correction1),
             .root_bias_correction2 = float(std::sqrt(double(correction2))),
             .eps = float(settings.eps),
-            .momentum = float(settings.momentum)};
+            .momentum = float(settings.momentum),
+            .step_momentum = settings.nesterov ? float(settings.momentum) : 1,
+            .step_gradient = settings.nesterov ? 1.0f : 0,
+            .alpha = float(settings.alpha),
+            .one_minus_alpha = float(1 - settings.alpha)};
 }
 
 void update(GptState& s) {

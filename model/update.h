@@ -9,6 +9,7 @@
 struct UpdateGroup {
     OptimizerKind rule;
     double weight_decay;
+    double lr_scale = 1;
     bool operator==(const UpdateGroup&) const = default;
 };
 
@@ -34,6 +35,15 @@ struct UpdateLayout {
     const OptimizerRow& row_of(size_t tensor) const { return optimizer_row(rules[size_t(tensors[tensor].rule)].rule); }
 };
 UpdateLayout lay_out_update(const GptOptions& options, const TensorLayout& layout);
+
+// Returns the tensors of a group of OptimizerSettings::groups that has none in this model, or an empty text.
+std::string unused_group(const GptOptions& options);
+
+// Returns the number of tensors of each optimizer: "adamw of 148 tensors".
+std::string rules_text(const GptOptions& options);
+
+// Returns a table for the terminal: the optimizer, learning rate and weight decay of each tensor.
+std::string update_table(const GptOptions& options, double learning_rate);
 
 // Returns the place of a tensor, or of this rank's part of it, in the owned arrays.
 TensorPart owned_part(const GptOptions& options, const TensorLayout& layout, const Tensor& tensor);

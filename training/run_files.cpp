@@ -5,6 +5,7 @@
 
 #include "model/arena.h"
 #include "model/plan.h"
+#include "model/update.h"
 #include "runtime/io/files.h"
 #include "runtime/io/json.h"
 #include "runtime/io/process.h"
@@ -53,6 +54,7 @@ void print_description(TrainingRun& run) {
         format("model    %d layers, %d heads, %d channels, vocabulary %d: %.2f M parameters, %s, %.1f MiB",
                c.model.n_layer, c.model.n_head, c.model.n_embd, c.model.vocab_size,
                double(run.gpt.layout().parameters) * 1e-6, name_of(c.train.precision), double(bytes) / 0x1p20));
+    run.progress.print("update   " + rules_text(run.gpt.options()));
     run.progress.print(format("data     %s: %zu tokens, %zu windows of %d", run.dataset.train.description().c_str(),
                               run.dataset.train.token_count(), run.train_loader.windows(), c.train.seq_len));
     run.progress.print("run      " + steps_text(run));
@@ -91,7 +93,9 @@ void add_start(const TrainingRun& run, const char* revision) {
 
 void write_descriptions(const TrainingRun& run, const char* revision) {
     const std::string& dir = run.config.run.dir;
-    check_space(dir, run.gpt.layout().parameters * sizeof(float) * 3);
+    GptOptions alone = run.gpt.options();
+    alone.rank = 0, alone.ranks = 1;
+    check_space(dir, saved_bytes(alone));
     write_file_atomically(dir + "/config.json", config_json(run.config));
     write_file_atomically(dir + "/revision.txt", std::string(revision) + "\n");
     add_start(run, revision);

@@ -46,8 +46,12 @@ constexpr auto names_of(AttentionBias) { return std::array{"none", "qkv", "all"}
 enum class QkNorm : int { none, unit, weight };
 constexpr auto names_of(QkNorm) { return std::array{"none", "unit", "weight"}; }
 
-enum class OptimizerKind : int { adamw, sgd };
-constexpr auto names_of(OptimizerKind) { return std::array{"adamw", "sgd"}; }
+enum class OptimizerKind : int { adamw, adam, sgd, lion, rmsprop, adagrad };
+constexpr auto names_of(OptimizerKind) { return std::array{"adamw", "adam", "sgd", "lion", "rmsprop", "adagrad"}; }
+
+// The kinds of tensors, by which optimizers choose their rule and settings.
+enum class TensorRole : int { matrix, embedding, head, vector };
+constexpr auto names_of(TensorRole) { return std::array{"matrix", "embedding", "head", "vector"}; }
 
 // The types of model tensors, so not fp64.
 constexpr auto names_of(Dtype) { return std::array{"fp32", "bf16", "fp16"}; }

@@ -25,14 +25,65 @@ struct AdamwRule {
     }
 };
 
-// SGD with momentum as in torch.optim.SGD (dampening 0, no Nesterov), with decoupled weight decay like AdamW:
-// m = momentum m + g; master -= lr (m + weight_decay master).
+// The gradient with weight decay as a penalty on the squared weights, in rules without decoupled decay.
+HOST_DEVICE inline float penalized(const UpdateScalars& s, float g, float master) {
+    return std::fma(s.weight_decay, master, g);
+}
+
+// Adam as in torch.optim.Adam (Kingma, Ba, arXiv 1412.6980, algorithm 1).
+struct AdamRule {
+    static constexpr int kStates = 2;
+    HOST_DEVICE static void update(const UpdateScalars& s, float g, float& master, float (&state)[kStates]) {
+        UpdateScalars undecayed = s;
+        undecayed.keep = 1;
+        AdamwRule::update(undecayed, penalized(s, g, master), master, state);
+    }
+};
+
+// SGD as in torch.optim.SGD, with dampening 0: m = momentum m + g; the step is m or, with Nesterov's momentum,
+// g + momentum m (Sutskever et al., "On the importance of initialization and momentum in deep learning", section 2).
 struct SgdRule {
     static constexpr int kStates = 1;
     HOST_DEVICE static void update(const UpdateScalars& s, float g, float& master, float (&state)[kStates]) {
         auto& [m] = state;
+        g = penalized(s, g, master);
         m = std::fma(s.momentum, m, g);
-        master = std::fma(-s.learning_rate, std::fma(s.weight_decay, master, m), master);
+        master = std::fma(-s.learning_rate, std::fma(s.step_momentum, m, s.step_gradient * g), master);
+    }
+};
+
+// Lion: the sign of an interpolated momentum, with decoupled weight decay (Chen et al., arXiv 2302.06675, algorithm 2).
+struct LionRule {
+    static constexpr int kStates = 1;
+    HOST_DEVICE static void update(const UpdateScalars& s, float g, float& master, float (&state)[kStates]) {
+        auto& [m] = state;
+        const float direction = std::fma(m, s.beta1, g * s.one_minus_beta1);
+        m = std::fma(m, s.beta2, g * s.one_minus_beta2);
+        const float sign = float(direction > 0) - float(direction < 0);
+        master = std::fma(master, s.keep, -s.learning_rate * sign);
+    }
+};
+
+// RMSprop as in torch.optim.RMSprop, not centered and without momentum (Tieleman, Hinton, "Neural Networks for Machine
+// Learning", lecture 6e).
+struct RmspropRule {
+    static constexpr int kStates = 1;
+    HOST_DEVICE static void update(const UpdateScalars& s, float g, float& master, float (&state)[kStates]) {
+        auto& [v] = state;
+        g = penalized(s, g, master);
+        v = std::fma(v, s.alpha, g * g * s.one_minus_alpha);
+        master = std::fma(-s.learning_rate, g / (std::sqrt(v) + s.eps), master);
+    }
+};
+
+// Adagrad as in torch.optim.Adagrad, with a constant rate (Duchi, Hazan, Singer, JMLR 12, 2011, section 1.3).
+struct AdagradRule {
+    static constexpr int kStates = 1;
+    HOST_DEVICE static void update(const UpdateScalars& s, float g, float& master, float (&state)[kStates]) {
+        auto& [v] = state;
+        g = penalized(s, g, master);
+        v = std::fma(g, g, v);
+        master = std::fma(-s.learning_rate, g / (std::sqrt(v) + s.eps), master);
     }
 };
 
@@ -40,7 +91,11 @@ struct SgdRule {
 template <class Body> void dispatch(OptimizerKind rule, Body&& body) {
     switch (rule) {
         case OptimizerKind::adamw: return body.template operator()<AdamwRule>();
+        case OptimizerKind::adam: return body.template operator()<AdamRule>();
         case OptimizerKind::sgd: return body.template operator()<SgdRule>();
+        case OptimizerKind::lion: return body.template operator()<LionRule>();
+        case OptimizerKind::rmsprop: return body.template operator()<RmspropRule>();
+        case OptimizerKind::adagrad: return body.template operator()<AdagradRule>();
     }
     fail(Exit::internal, "elementwise_update: rule %d is not elementwise", int(rule));
 }

@@ -19,7 +19,7 @@ using Json = nlohmann::ordered_json;
 
 constexpr size_t kMaxFile = 1 << 20;
 constexpr size_t kDeepest = 8;
-constexpr std::string_view kFamilyKey = "model.family";
+constexpr std::string_view kFamilyKey = "model.family", kOptimizerKey = "optim.name";
 
 std::string section_of(const std::string& key) { return key.substr(0, key.find('.')); }
 
@@ -66,6 +66,9 @@ std::string canonical(const std::string& key) {
             if (name_in_section(key) == alias.name) return std::string("model.") + alias.key;
     return key;
 }
+
+// Whether a key sets the defaults of other keys.
+bool sets_defaults(std::string_view key) { return key == kFamilyKey || key == kOptimizerKey; }
 
 const Option& option_named(const std::vector<Option>& table, const std::string& key, const std::string& origin) {
     const auto found = std::ranges::find(table, canonical(key), &Option::key);
@@ -116,15 +119,16 @@ Json nested(const std::vector<Option>& options) {
     return json;
 }
 
-// The options that differ from their defaults, which depend on the model's family.
+// The options that differ from their defaults, which depend on the model's family and the optimizer.
 std::vector<Option> changed_options(Config& config) {
-    Config defaults;
+    Config plain, defaults;
     set_family(defaults.model, config.model.family);
-    const std::vector<Option> table = option_table(defaults);
+    set_optimizer(defaults.optim, config.optim.name);
+    const std::vector<Option> plain_table = option_table(plain), table = option_table(defaults);
     std::vector<Option> changed = option_table(config);
     std::erase_if(changed, [&](const Option& option) {
-        const bool is_family = option.key == kFamilyKey && config.model.family != Config().model.family;
-        return !is_family && option_value(option) == option_value(option_named(table, option.key, ""));
+        const std::vector<Option>& standard = sets_defaults(option.key) ? plain_table : table;
+        return option_value(option) == option_value(option_named(standard, option.key, ""));
     });
     return changed;
 }
@@ -143,19 +147,16 @@ static void fill_in_defaults(Config& config, int world) {
 }
 
 Config load_config(const std::string& path, const std::vector<std::string>& overrides, int world) {
-    // Apply the family first, wherever it is in the overrides, because it only sets defaults.
-    Config families;
-    std::vector<std::string> others;
-    for (const std::string& assignment : overrides)
-        if (canonical(assignment.substr(0, assignment.find('='))) == kFamilyKey)
-            override_config(families, assignment);
-        else
-            others.push_back(assignment);
-    const bool is_given = others.size() < overrides.size();
+    // Apply the keys that set defaults first, wherever they are in the overrides.
+    std::vector<std::string> first, others;
+    for (const std::string& assignment : overrides) {
+        check_assignment(assignment);
+        const bool is_first = sets_defaults(canonical(assignment.substr(0, assignment.find('='))));
+        (is_first ? first : others).push_back(assignment);
+    }
     if (file_exists(path + "/config.json"))
         fail(Exit::no_input, "%s is a directory: use %s/config.json, with --resume to continue a run", path, path);
-    Config config = parse_config(read_file(path, kMaxFile), path,
-                                 is_given ? std::make_optional(families.model.family) : std::nullopt);
+    Config config = parse_config(read_file(path, kMaxFile), path, first);
     for (const std::string& assignment : others) override_config(config, assignment);
     fill_in_defaults(config, world);
     check_config(config, path, world);
@@ -179,25 +180,34 @@ void assign_members(const std::vector<Option>& table, const std::string& section
     }
 }
 
-// The value of model.family or its alias in a file; null if it is absent.
-const Json* family_in(const Json& json) {
-    const auto section = json.find("model");
-    if (section == json.end() || !section->is_object()) return nullptr;
-    for (const auto& [name, value] : section->items())
-        if (canonical("model." + name) == kFamilyKey) return &value;
-    return nullptr;
+// Assigns the keys of a file that set defaults.
+void assign_first(const std::vector<Option>& table, const Json& json, const std::string& origin) {
+    for (const auto& [section, members] : json.items())
+        for (const auto& [name, value] : members.items())
+            if (const std::string key = canonical(section + "." + name); members.is_object() && sets_defaults(key))
+                assign_option(option_named(table, key, origin), value, origin);
+}
+
+// Assigns a "section.key=value" and returns its option.
+const Option& assign(const std::vector<Option>& table, const std::string& assignment) {
+    check_assignment(assignment);
+    const size_t equals = assignment.find('=');
+    const Option& option = option_named(table, assignment.substr(0, equals), "--set");
+    assign_option(option, typed_value(assignment.substr(equals + 1), option), "--set");
+    return option;
 }
 
 }  // namespace
 
-Config parse_config(std::string_view json_text, const std::string& origin, std::optional<ModelFamily> family) {
+Config parse_config(std::string_view json_text, const std::string& origin, const std::vector<std::string>& overrides) {
     const Json json = parse_json(json_text, origin, Exit::config, {.max_depth = kDeepest});
     if (!json.is_object()) fail(Exit::config, "%s must be an object of sections, is %s", origin, printed(json));
     Config config;
     const std::vector<Option> table = option_table(config);
-    if (const Json* given = family_in(json))
-        assign_option(option_named(table, std::string(kFamilyKey), origin), *given, origin);
-    set_family(config.model, family.value_or(config.model.family));
+    assign_first(table, json, origin);
+    for (const std::string& assignment : overrides) assign(table, assignment);
+    set_family(config.model, config.model.family);
+    set_optimizer(config.optim, config.optim.name);
     for (const auto& [section, members] : json.items()) {
         if (section == "$schema" && members.is_string()) continue;  // for editors
         if (section == "cost") continue;                            // of earlier versions
@@ -208,7 +218,7 @@ Config parse_config(std::string_view json_text, const std::string& origin, std::
             fail(Exit::config, "%s: %s must be an object of keys, is %s", origin, section, printed(members));
         assign_members(table, section, members, origin);
     }
-    config.model.family = family.value_or(config.model.family);
+    for (const std::string& assignment : overrides) assign(table, assignment);
     return config;
 }
 
@@ -219,12 +229,10 @@ void check_assignment(const std::string& assignment) {
 }
 
 void override_config(Config& config, const std::string& assignment) {
-    check_assignment(assignment);
-    const size_t equals = assignment.find('=');
     const std::vector<Option> table = option_table(config);
-    const Option& option = option_named(table, assignment.substr(0, equals), "--set");
-    assign_option(option, typed_value(assignment.substr(equals + 1), option), "--set");
+    const Option& option = assign(table, assignment);
     if (option.key == kFamilyKey) set_family(config.model, config.model.family);
+    if (option.key == kOptimizerKey) set_optimizer(config.optim, config.optim.name);
 }
 
 int default_head_rows(int batch_size, int seq_len) {

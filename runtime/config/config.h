@@ -156,11 +156,12 @@ struct Config {
 // on other keys (train.batch_size, train.head_rows, too long a warm-up), and calls check_config() for `world` ranks.
 Config load_config(const std::string& path, const std::vector<std::string>& overrides, int world);
 
-// Parses a configuration in JSON. Absent keys get their defaults, which depend on model.family. A key and its aliases
-// must not appear together. `family`, if given, overrides model.family. Error messages name `origin` as the source.
-// Ignores section "cost" and key "log.terminal" of earlier versions.
-// Checks the range of each value, but not the values against each other: see check_config().
-Config parse_config(std::string_view json_text, const std::string& origin, std::optional<ModelFamily> family = {});
+// Parses a configuration in JSON. Absent keys get their defaults, which depend on model.family and optim.name. A key
+// and its aliases must not appear together. `overrides` ("section.key=value") take precedence over the JSON. Error
+// messages name `origin` as the source. Ignores section "cost" and key "log.terminal" of earlier versions. Checks the
+// range of each value, but not the values against each other: see check_config().
+Config parse_config(std::string_view json_text, const std::string& origin,
+                    const std::vector<std::string>& overrides = {});
 
 // Sets every architecture option to the family's default and keeps the sizes.
 void set_family(Config::Model& model, ModelFamily family);
@@ -174,7 +175,7 @@ std::string joined(const std::vector<std::string>& differences);
 // Fails with Exit::usage unless the text is a "section.key=value".
 void check_assignment(const std::string& assignment);
 // Applies one "section.key=value". The value is JSON or a bare string, as in train.precision=fp32. model.family=NAME
-// calls set_family().
+// calls set_family(), optim.name=NAME set_optimizer().
 void override_config(Config& config, const std::string& assignment);
 
 // The largest number of sequences per micro-batch, at most `most`, with which train.total_batch_tokens is a multiple of

@@ -13,8 +13,8 @@ using Json = nlohmann::ordered_json;
 
 constexpr double kMaxInt = std::numeric_limits<int>::max();
 constexpr size_t kLongestText = 4096;  // bytes of a text
-constexpr size_t kMaxDataParts = 256;
-constexpr double kMaxWeight = 1e6;
+constexpr size_t kMaxListed = 256;     // items of a list
+constexpr double kMaxWeight = 1e6, kMaxRate = 1000;
 constexpr double kAlmost1 = 0.999999;  // also below 1 as a float: at 1 a moving average would never change
 
 // System calls end a path at the first NUL.
@@ -27,7 +27,7 @@ bool is_text(const Json& json, bool may_be_empty) {
 // Accepts one pattern or a list of patterns with weights.
 std::optional<DataParts> data_parts(const Json& json) {
     if (is_text(json, false)) return DataParts{{json.get<std::string>()}};
-    if (!json.is_array() || json.empty() || json.size() > kMaxDataParts) return std::nullopt;
+    if (!json.is_array() || json.empty() || json.size() > kMaxListed) return std::nullopt;
     DataParts parts;
     for (const Json& part : json) {
         const bool is_part = part.is_object() && part.size() == 2 && part.contains("path") && part.contains("weight") &&
@@ -36,6 +36,35 @@ std::optional<DataParts> data_parts(const Json& json) {
         parts.push_back({part["path"], part["weight"]});
     }
     return parts;
+}
+
+// Accepts a list of objects with the key "tensors" and others of TensorGroup.
+std::optional<TensorGroups> tensor_groups(const Json& json) {
+    if (!json.is_array() || json.size() > kMaxListed) return std::nullopt;
+    TensorGroups groups;
+    for (const Json& item : json) {
+        if (!item.is_object() || !item.contains("tensors") || !is_text(item["tensors"], false)) return std::nullopt;
+        TensorGroup& group = groups.emplace_back(TensorGroup{.tensors = item["tensors"]});
+        for (const auto& [name, value] : item.items()) {
+            if (name == "tensors") continue;
+            double* setting = name == "lr_scale"       ? &group.lr_scale
+                              : name == "weight_decay" ? &group.weight_decay
+                                                       : nullptr;
+            if (!setting || !value.is_number() || !(value >= 0) || !(value <= kMaxRate)) return std::nullopt;
+            *setting = value;
+        }
+    }
+    return groups;
+}
+
+Json json_of(const TensorGroups& groups) {
+    Json list = Json::array();
+    for (const TensorGroup& group : groups) {
+        Json item = {{"tensors", group.tensors}, {"lr_scale", group.lr_scale}};
+        if (group.weight_decay >= 0) item["weight_decay"] = group.weight_decay;
+        list.push_back(item);
+    }
+    return list;
 }
 
 // Returns `json` as a T, or nothing if it has another type or is not allowed.
@@ -47,6 +76,8 @@ template <class T> std::optional<T> allowed_value(const Json& json, const Allowe
         return json.is_string() ? choice_named<T>(json.get<std::string>()) : std::nullopt;
     } else if constexpr (std::is_same_v<T, DataParts>) {
         return data_parts(json);
+    } else if constexpr (std::is_same_v<T, TensorGroups>) {
+        return tensor_groups(json);
     } else if constexpr (std::is_same_v<T, std::string>) {
         is_allowed = is_text(json, allowed.may_be_empty);
     } else if constexpr (std::is_same_v<T, bool>) {
@@ -57,7 +88,8 @@ template <class T> std::optional<T> allowed_value(const Json& json, const Allowe
                                                               : json.is_number_integer();
         is_allowed = is_of_type && json.get<double>() >= allowed.low && json.get<double>() <= allowed.high;
     }
-    if constexpr (!std::is_same_v<T, DataParts>) return is_allowed ? std::optional<T>(json.get<T>()) : std::nullopt;
+    if constexpr (!std::is_same_v<T, DataParts> && !std::is_same_v<T, TensorGroups>)
+        return is_allowed ? std::optional<T>(json.get<T>()) : std::nullopt;
 }
 
 constexpr Allowed kSteps = between(1, kMaxSteps), kStepsOr0 = between(0, kMaxSteps);
@@ -114,15 +146,24 @@ std::vector<Option> training_options(Config& c) {
          "steps between comparisons of replicated state across ranks, which detect silent data corruption; 0: never",
          kNone},
 
-        {"optim.name", &c.optim.name, kAnything, "optimizer"},
-        {"optim.learning_rate", &c.optim.learning_rate, between(0, 1000), "peak learning rate"},
-        {"optim.beta1", &c.optim.beta1, between(0, kAlmost1), used_by(&S::beta1, "decay rate of the first moment")},
-        {"optim.beta2", &c.optim.beta2, between(0, kAlmost1), used_by(&S::beta2, "decay rate of the second moment")},
+        {"optim.name", &c.optim.name, kAnything,
+         "optimizer; sets the defaults of the keys that only some optimizers read"},
+        {"optim.learning_rate", &c.optim.learning_rate, between(0, kMaxRate), "peak learning rate"},
+        {"optim.beta1", &c.optim.beta1, between(0, kAlmost1),
+         used_by(&S::beta1, "decay rate of the first moment; lion: of the update")},
+        {"optim.beta2", &c.optim.beta2, between(0, kAlmost1),
+         used_by(&S::beta2, "decay rate of the second moment; lion: of the momentum")},
         {"optim.eps", &c.optim.eps, between(1e-30, 1),
-         used_by(&S::eps, "added to the square root of the second moment")},
-        {"optim.weight_decay", &c.optim.weight_decay, between(0, 1000), "decoupled weight decay of matrices"},
+         used_by(&S::eps, "added to the square root of the averaged or summed squared gradients")},
+        {"optim.weight_decay", &c.optim.weight_decay, between(0, 1000),
+         "weight decay of matrices, embeddings and the head; decoupled in adamw and lion, else added to the gradient"},
         {"optim.grad_clip", &c.optim.grad_clip, between(0, 1e30), "maximum gradient norm; 0: no clipping"},
         {"optim.momentum", &c.optim.momentum, between(0, kAlmost1), used_by(&S::momentum, "momentum")},
+        {"optim.nesterov", &c.optim.nesterov, kAnything, used_by(&S::momentum, "Nesterov's momentum")},
+        {"optim.alpha", &c.optim.alpha, between(0, kAlmost1),
+         used_by(&S::alpha, "decay rate of the average of squared gradients")},
+        {"optim.groups", &c.optim.groups, kAnything,
+         "tensors with another learning rate (times lr_scale) or weight decay; a later group overrides an earlier one"},
 
         {"schedule.name", &c.schedule.name, kAnything, "learning rate schedule after the warm-up"},
         {"schedule.warmup_steps", &c.schedule.warmup_steps, kStepsOr0, "steps of linear warm-up"},
@@ -238,6 +279,8 @@ Json option_value(const Option& option) {
     auto read = []<class T>(const T* value) -> Json {
         if constexpr (std::is_enum_v<T>) {
             return name_of(*value);
+        } else if constexpr (std::is_same_v<T, TensorGroups>) {
+            return json_of(*value);
         } else if constexpr (std::is_same_v<T, DataParts>) {
             if (value->size() == 1) return value->front().path;
             Json list = Json::array();
@@ -257,11 +300,16 @@ std::string allowed_values(const Option& option) {
             return "true or false";
         else if constexpr (std::is_same_v<T, uint64_t>)
             return "an integer from 0 to 18446744073709551615";
+        else if constexpr (std::is_same_v<T, TensorGroups>)
+            return format(
+                "a list of up to %zu {\"tensors\": a role (%s) or a pattern of tensor names, \"lr_scale\": a number, "
+                "\"weight_decay\": a number in [0, %.10g]}",
+                kMaxListed, choice_names<TensorRole>().c_str(), kMaxRate);
         else if constexpr (std::is_same_v<T, DataParts>)
             return format(
                 "text without NUL, 1 to %zu bytes, or a list of 1 to %zu {\"path\": such a text, "
                 "\"weight\": a number in (0, %.10g]}",
-                kLongestText, kMaxDataParts, kMaxWeight);
+                kLongestText, kMaxListed, kMaxWeight);
         else if constexpr (std::is_same_v<T, std::string>)
             return format("text without NUL, %d to %zu bytes", allowed.may_be_empty ? 0 : 1, kLongestText);
         else if constexpr (std::is_enum_v<T>)

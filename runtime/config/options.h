@@ -24,7 +24,7 @@ enum class Effect { result, none };
 
 struct Option {
     const char* key;  // "section.name"
-    std::variant<bool*, int*, int64_t*, uint64_t*, double*, std::string*, DataParts*, Dtype*, Recompute*,
+    std::variant<bool*, int*, int64_t*, uint64_t*, double*, std::string*, DataParts*, TensorGroups*, Dtype*, Recompute*,
                  OptimizerKind*, LrSchedule*, OnSpike*, OnNonFinite*, ModelFamily*, ActivationFunction*, NormKind*,
                  PositionKind*, RopeScaling*, AttentionBias*, QkNorm*>
         value;

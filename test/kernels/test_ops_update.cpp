@@ -140,15 +140,18 @@ TEST_CASE("grad_norm_finish: reports the first tensor that is not finite", "[ops
 
 namespace {
 
-constexpr OptimizerKind kRules[] = {OptimizerKind::adamw, OptimizerKind::sgd};
+constexpr OptimizerKind kRules[] = {OptimizerKind::adamw, OptimizerKind::adam,    OptimizerKind::sgd,
+                                    OptimizerKind::lion,  OptimizerKind::rmsprop, OptimizerKind::adagrad};
 
 // The arrays of an update. `param` is null if T is float.
 template <class T> struct Update {
     OptimizerKind rule;
     size_t count = element_count(), state_count = count + state_shift(kTensors);
     Array<float> master{"master", Role::output, random_values(count, 1)};
-    Array<float> m{"m", Role::output, random_values(state_count, 2, 0.1)};
-    Array<float> v{"v", Role::output, random_values(state_count, 3, 0.01, 0.01)};
+    // The first array of state has squares, which are positive, or a momentum.
+    bool has_squares_first = rule == OptimizerKind::rmsprop || rule == OptimizerKind::adagrad;
+    Array<float> first{"state 0", Role::output, random_values(state_count, 2, 0.1, has_squares_first ? 0.1 : 0)};
+    Array<float> second{"state 1", Role::output, random_values(state_count, 3, 0.01, 0.01)};
     Stored<T> param{"param", Role::output, nans(count)};
     Array<float> grad{"grad", Role::input, random_values(count, 4, 2048)};
     Array<ops::Chunk> chunks{"chunks", Role::input, chunks_of_one_rank()};
@@ -174,7 +177,11 @@ template <class T> struct Update {
                 .step_size = learning_rate / 0.271f,
                 .root_bias_correction2 = 0.172f,
                 .eps = 1e-8f,
-                .momentum = 0.85f};
+                .momentum = 0.85f,
+                .step_momentum = decay > 0 ? 0.85f : 1,  // the first group has Nesterov's momentum
+                .step_gradient = decay > 0 ? 1.0f : 0,
+                .alpha = 0.97f,
+                .one_minus_alpha = 0.03f};
     }
 
     static constexpr bool kHasParam = !std::is_same_v<T, float>;
@@ -188,7 +195,7 @@ template <class T> struct Update {
         return {.rule = rule,
                 .master = master.on(side),
                 .param = kHasParam ? View(param.on(side)) : View(),
-                .state = {n_states() > 0 ? m.on(side) : nullptr, n_states() > 1 ? v.on(side) : nullptr},
+                .state = {n_states() > 0 ? first.on(side) : nullptr, n_states() > 1 ? second.on(side) : nullptr},
                 .grad = grad.on(side),
                 .chunks = chunks.on(side),
                 .scalars = scalars.on(side),
@@ -198,8 +205,8 @@ template <class T> struct Update {
 
     template <class Other> void check_same_state(const Other& expected) const {
         check_same_bits(master, expected.master.fetch());
-        check_same_bits(m, expected.m.fetch());
-        check_same_bits(v, expected.v.fetch());
+        check_same_bits(first, expected.first.fetch());
+        check_same_bits(second, expected.second.fetch());
         check_same_bits(param, expected.param.fetch());
     }
 };
@@ -207,19 +214,21 @@ template <class T> struct Update {
 // The error bounds of an update's results: the formula's error in float plus the rounding when they are stored.
 // 0 outside its chunks, where nothing changes.
 template <class T> struct UpdateErrors {
-    std::vector<double> master, m, v;
+    std::vector<double> master, first, second;
 
-    explicit UpdateErrors(Update<T>& arrays) : master(arrays.count), m(arrays.state_count), v(arrays.state_count) {
+    explicit UpdateErrors(Update<T>& arrays)
+        : master(arrays.count), first(arrays.state_count), second(arrays.state_count) {
         const ops::ElementwiseUpdate op = arrays.on(OnHost());
         for (const ops::Chunk& chunk : arrays.chunks.host)
             for (size_t e = 0; e < size_t(chunk.count); e++) {
                 const size_t place = chunk.begin + e, state_place = chunk.state_begin + e;
-                Bounded weight(op.master[place]), state[] = {arrays.m.host[state_place], arrays.v.host[state_place]};
+                Bounded weight(op.master[place]),
+                    state[] = {arrays.first.host[state_place], arrays.second.host[state_place]};
                 const Bounded g = Bounded(op.grad[place]) * Bounded(op.grad_norm->scale);
                 ref::update_element(op.rule, op.scalars[chunk.group], g, weight, state);
                 master[place] = weight.error + stored_error_fp32(weight.value);
-                if (op.state[0]) m[state_place] = state[0].error + stored_error_fp32(state[0].value);
-                if (op.state[1]) v[state_place] = state[1].error + stored_error_fp32(state[1].value);
+                if (op.state[0]) first[state_place] = state[0].error + stored_error_fp32(state[0].value);
+                if (op.state[1]) second[state_place] = state[1].error + stored_error_fp32(state[1].value);
             }
     }
 };
@@ -236,8 +245,8 @@ TEMPLATE_TEST_CASE("elementwise_update", "[ops]", float, bf16, fp16) {
         ops::elementwise_update(arrays.on(OnDevice<T>()), Stream());
         ref::elementwise_update(arrays.on(OnHost()));
         check_close(arrays.master, [&](size_t e) { return errors.master[e]; });
-        check_close(arrays.m, [&](size_t e) { return errors.m[e]; });
-        check_close(arrays.v, [&](size_t e) { return errors.v[e]; });
+        check_close(arrays.first, [&](size_t e) { return errors.first[e]; });
+        check_close(arrays.second, [&](size_t e) { return errors.second[e]; });
         // The parameter is the master as the device stored it, rounded to T.
         const std::vector<float> master = arrays.master.fetch();
         for (const ops::Chunk& chunk : arrays.chunks.host)

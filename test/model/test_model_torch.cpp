@@ -13,14 +13,14 @@ namespace {
 
 constexpr double kTolerance = 1e-5;  // relative in norm, per tensor, in fp32
 
-GptOptions options_of(const TorchReference& torch, Dtype precision, OptimizerKind optimizer) {
+GptOptions options_of(const TorchReference& torch, Dtype precision, const OptimizerSettings& optimizer = {}) {
     GptOptions options;
     options.shape = {torch.n_layer, torch.n_head, torch.n_head, torch.n_embd, torch.n_positions, torch.vocab_size};
     options.batch = torch.batch_size;
     options.micro_steps = torch.micro_steps;
     options.seq_len = torch.seq_len;
     options.precision = precision;
-    options.optimizer.name = optimizer;
+    options.optimizer = optimizer;
     options.head_rows = 40;  // less than the number of rows, and not a divisor of it
     return options;
 }
@@ -32,7 +32,7 @@ Gpt load(const TorchReference& torch, const GptOptions& options) {
     return gpt;
 }
 
-Gpt load(const TorchReference& torch, Dtype precision = Dtype::fp32, OptimizerKind optimizer = OptimizerKind::adamw) {
+Gpt load(const TorchReference& torch, Dtype precision = Dtype::fp32, const OptimizerSettings& optimizer = {}) {
     return load(torch, options_of(torch, precision, optimizer));
 }
 
@@ -61,15 +61,16 @@ double worst_error(const Gpt& gpt, const TorchReference& torch, const std::strin
     return worst;
 }
 
-void check_training(OptimizerKind optimizer, const std::string& group, float learning_rate) {
+void check_training(const TorchOptimizer& optimizer) {
+    const std::string& group = optimizer.group;
     for (const std::string& name : kTorchReferences) {
         const TorchReference torch = load_torch_reference(name);
         if (!torch.has(group)) continue;
         INFO(name << " " << group);
-        Gpt gpt = load(torch, Dtype::fp32, optimizer);
+        Gpt gpt = load(torch, Dtype::fp32, optimizer.settings());
         const double targets = double(torch.batch_size) * torch.seq_len * torch.micro_steps;
         for (int step = 0; step < torch.steps; step++) {
-            accumulate_gradients(gpt, torch, step, {.learning_rate = learning_rate, .update = step + 1});
+            accumulate_gradients(gpt, torch, step, {.learning_rate = optimizer.learning_rate, .update = step + 1});
             const StepResult result = gpt.end_step();
             const double loss = torch.output(group + "/loss").values[size_t(step)];
             const double norm = torch.output(group + "/grad_norm").values[size_t(step)];
@@ -105,7 +106,7 @@ TEST_CASE("the model agrees with PyTorch: dropout", "[model]") {
     const TorchReference torch = load_torch_reference("micro_steps_3");
     const int step = 1;
     for (Recompute level : {Recompute::none, Recompute::block}) {
-        GptOptions options = options_of(torch, Dtype::fp32, OptimizerKind::adamw);
+        GptOptions options = options_of(torch, Dtype::fp32);
         options.dropout = 0.2;
         options.dropout_seed = 5;
         options.recompute = level;
@@ -119,12 +120,8 @@ TEST_CASE("the model agrees with PyTorch: dropout", "[model]") {
     }
 }
 
-TEST_CASE("the model agrees with PyTorch: five steps of AdamW", "[model]") {
-    check_training(OptimizerKind::adamw, "adamw", 1e-3f);
-}
-
-TEST_CASE("the model agrees with PyTorch: five steps of SGD", "[model]") {
-    check_training(OptimizerKind::sgd, "sgd", 0.05f);
+TEST_CASE("the model agrees with PyTorch: five steps of each optimizer", "[model]") {
+    for (const TorchOptimizer& optimizer : kTorchOptimizers) check_training(optimizer);
 }
 
 TEST_CASE("gradients in half precisions stay near PyTorch's", "[model]") {

@@ -1,9 +1,12 @@
 // How the optimizers divide the tensors, for any number of ranks.
+#include <map>
 #include <set>
 
 #include "kernels/shared/update_rules.h"
 #include "model/update.h"
+#include "test/reference/update_rules.h"
 #include "test/support/catch.h"
+#include "test/support/torch_reference.h"
 
 namespace {
 
@@ -29,6 +32,28 @@ TEST_CASE("weight decay applies to matrices, embeddings and the head, and not to
         INFO(layout.tensors[i].name);
         CHECK(decay == (logical_shape(layout.tensors[i]).size() == 2 ? options.optimizer.weight_decay : 0));
     }
+}
+
+TEST_CASE("groups change the learning rate and the decay of their tensors; a later group overrides", "[model]") {
+    GptOptions options = options_of(0, 1, 0);
+    options.optimizer.groups = {{"embedding", 2, -1}, {"h.*.fc.weight", 0.5, 0}, {"vector", 1, 0.3}, {"wpe", 3, 0.2}};
+    const TensorLayout layout = lay_out_tensors(kShape);
+    const UpdateLayout update = lay_out_update(options, layout);
+    const std::map<std::string, std::pair<double, double>> expected = {
+        {"wte", {2, 0.1}},  // rate, decay
+        {"wpe", {3, 0.2}},         {"h.1.fc.weight", {0.5, 0}}, {"h.1.fc_proj.weight", {1, 0.1}},
+        {"h.0.fc.bias", {1, 0.3}}, {"norm_f.weight", {1, 0.3}}};
+    for (size_t i = 0; i < layout.tensors.size(); i++) {
+        const auto found = expected.find(layout.tensors[i].name);
+        if (found == expected.end()) continue;
+        const UpdateGroup& group = update.groups[size_t(update.tensors[i].group)];
+        INFO(found->first);
+        CHECK(std::pair(group.lr_scale, group.weight_decay) == found->second);
+        CHECK(update_scalars(options.optimizer, group, 0.5, 1).learning_rate == float(0.5 * group.lr_scale));
+    }
+    CHECK(unused_group(options).empty());
+    options.optimizer.groups.push_back({.tensors = "h.*.fc"});
+    CHECK(unused_group(options) == "h.*.fc");
 }
 
 TEST_CASE("each owned element has its own place in the optimizer's state", "[model]") {
@@ -74,4 +99,84 @@ TEST_CASE("the scalars of an update follow AdamW's formula", "[model]") {
     CHECK(scalars.one_minus_beta2 == 0.01f);
     CHECK(std::abs(scalars.step_size / (0.25 / 0.19) - 1) < 1e-6);
     CHECK(std::abs(scalars.root_bias_correction2 / std::sqrt(0.0199) - 1) < 1e-6);
+}
+
+namespace {
+
+// Trains `weights` with given gradients. Weight decay applies to the first half of the elements.
+std::vector<float> trained(const OptimizerSettings& settings, std::vector<float> weights,
+                           const std::vector<float>& gradients) {
+    const size_t count = weights.size(), half = count / 2;
+    const ops::Chunk chunks[] = {
+        {.begin = 0, .count = int(half), .tensor = 0, .index = 0, .group = 0, .state_begin = 0},
+        {.begin = half, .count = int(half), .tensor = 1, .index = 1, .group = 1, .state_begin = half}};
+    const ops::GradNorm norm{.norm = 1, .scale = 1, .non_finite_tensor = -1, .reserved = 0};
+    std::vector<float> states[ops::kMaxStates] = {std::vector<float>(count), std::vector<float>(count)};
+    for (size_t step = 0; step < gradients.size() / count; step++) {
+        std::vector<ops::UpdateScalars> scalars;
+        for (const double decay : {0.1, 0.0})
+            scalars.push_back(update_scalars(settings, {settings.name, decay}, 1e-2, int64_t(step) + 1));
+        ops::ElementwiseUpdate op{.rule = settings.name,
+                                  .master = weights.data(),
+                                  .param = nullptr,
+                                  .state = {},
+                                  .grad = gradients.data() + step * count,
+                                  .chunks = chunks,
+                                  .scalars = scalars.data(),
+                                  .grad_norm = &norm,
+                                  .n_chunks = 2};
+        for (size_t slot = 0; slot < optimizer_row(settings.name).slots.size(); slot++)
+            op.state[slot] = states[slot].data();
+        ops::elementwise_update(op, Stream());
+    }
+    return weights;
+}
+
+// The same in double.
+std::vector<double> trained_in_double(const OptimizerSettings& settings, const std::vector<float>& initial,
+                                      const std::vector<float>& gradients) {
+    const size_t count = initial.size();
+    std::vector<double> weights(initial.begin(), initial.end()), states[2] = {weights, weights};
+    for (std::vector<double>& state : states) std::ranges::fill(state, 0);
+    for (size_t step = 0; step < gradients.size() / count; step++)
+        for (size_t i = 0; i < count; i++) {
+            const UpdateGroup group{settings.name, i < count / 2 ? 0.1 : 0.0};
+            double state[] = {states[0][i], states[1][i]};
+            ref::update_element(settings.name, update_scalars(settings, group, 1e-2, int64_t(step) + 1),
+                                double(gradients[step * count + i]), weights[i], state);
+            states[0][i] = state[0], states[1][i] = state[1];
+        }
+    return weights;
+}
+
+template <class Values> double relative_error(const std::vector<float>& values, const Values& expected) {
+    double error = 0, sum = 0;
+    for (size_t i = 0; i < values.size(); i++) {
+        error += std::pow(values[i] - double(expected[i]), 2);
+        sum += std::pow(double(expected[i]), 2);
+    }
+    return std::sqrt(error / sum);
+}
+
+}  // namespace
+
+TEST_CASE("20 steps of each optimizer agree with torch.optim within 1e-6", "[model]") {
+    const TorchTensors torch = load_torch_tensors("test/recorded/torch/optimizers.safetensors");
+    const std::vector<float>&weights = torch.at("weights").values, &gradients = torch.at("gradients").values;
+    for (const TorchOptimizer& optimizer : kTorchOptimizers) {
+        INFO(optimizer.group);
+        const std::vector<float>& expected = torch.at(optimizer.group).values;
+        CHECK(relative_error(weights, expected) > 1e-3);
+        CHECK(relative_error(trained(optimizer.settings(), weights, gradients), expected) < 1e-6);
+    }
+}
+
+TEST_CASE("20 steps of Lion agree with its formula in double within 1e-6", "[model]") {
+    const TorchTensors torch = load_torch_tensors("test/recorded/torch/optimizers.safetensors");
+    const std::vector<float>&weights = torch.at("weights").values, &gradients = torch.at("gradients").values;
+    OptimizerSettings settings;
+    set_optimizer(settings, OptimizerKind::lion);
+    const std::vector<double> expected = trained_in_double(settings, weights, gradients);
+    CHECK(relative_error(weights, expected) > 1e-3);
+    CHECK(relative_error(trained(settings, weights, gradients), expected) < 1e-6);
 }

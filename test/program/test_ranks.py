@@ -68,6 +68,20 @@ class Ranks(TrainerTest):
                 self.assertEqual(self.records(run), self.records("one"))
                 self.assertEqual(self.logical_state(50, run), self.logical_state(50, "one"))
 
+    def test_each_optimizer_has_the_same_bits_for_any_number_of_ranks(self):
+        groups = [{"tensors": "embedding", "lr_scale": 0.5}, {"tensors": "h.*.fc.weight", "weight_decay": 0}]
+        for optimizer in ("adam", "sgd", "lion", "rmsprop", "adagrad"):
+            changes = dict(EIGHT, parallel_deterministic_reduce=True, train_max_steps=6, optim_name=optimizer,
+                           optim_learning_rate=1e-3, optim_groups=groups)
+            one = f"{optimizer}_one"
+            self.train_on(1, run_dir=one, **changes)
+            for ranks, stage in ((2, 0), (2, 2), (4, 1), (4, 3)):
+                with self.subTest(optimizer=optimizer, ranks=ranks, stage=stage):
+                    run = f"{optimizer}_{ranks}_{stage}"
+                    self.train_on(ranks, stage=stage, run_dir=run, **changes)
+                    self.assertEqual(self.records(run), self.records(one))
+                    self.assertEqual(self.logical_state(6, run), self.logical_state(6, one))
+
     def test_16_bits_loss_scale_and_recomputation(self):
         changes = dict(EIGHT, parallel_deterministic_reduce=True, train_precision="fp16", train_recompute="block",
                        loss_scale_dynamic=True, loss_scale_initial=2.0**24, loss_scale_growth_interval=3,

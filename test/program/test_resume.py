@@ -46,6 +46,13 @@ class Resume(TrainerTest):
         self.check_every_cut([1, 7, 19], optim_name="sgd", train_precision="bf16", train_recompute="block",
                              model_dropout=0.2)
 
+    def test_resume_of_each_optimizer(self):
+        for optimizer in ("adam", "lion", "rmsprop", "adagrad"):
+            with self.subTest(optimizer=optimizer):
+                self.check_every_cut([7], optim_name=optimizer, optim_learning_rate=1e-3)
+                shutil.rmtree(self.dir / "run")
+                shutil.rmtree(self.dir / "cut_7")
+
     def stop_with(self, signals, until_saved=False, **changes):
         """Starts a long run and sends the signals after its first steps or checkpoint; returns its exit code."""
         config = self.write_config(train_max_steps=100000, **changes)

@@ -297,12 +297,12 @@ ops::GradNorm grad_norm(const Parameters& p) {
 }
 
 // A step of an optimizer with the constants of make_reference.py: of group 0, matrices, or 1, vectors.
-void optimizer_step(Parameters& p, const ops::GradNorm& norm, OptimizerKind rule, double learning_rate, int step) {
+void optimizer_step(Parameters& p, const ops::GradNorm& norm, const TorchOptimizer& optimizer, int step) {
     std::vector<ops::UpdateScalars> scalars;
     for (const double decay : {double(kWeightDecay), 0.0})
-        scalars.push_back(update_scalars({.name = rule}, {rule, decay}, learning_rate, step));
-    const bool has_v = optimizer_row(rule).slots.size() > 1;
-    ref::elementwise_update({.rule = rule,
+        scalars.push_back(update_scalars(optimizer.settings(), {optimizer.kind, decay}, optimizer.learning_rate, step));
+    const bool has_v = optimizer_row(optimizer.kind).slots.size() > 1;
+    ref::elementwise_update({.rule = optimizer.kind,
                              .master = p.master.data(),
                              .param = nullptr,
                              .state = {p.m.data(), has_v ? p.v.data() : nullptr},
@@ -313,15 +313,15 @@ void optimizer_step(Parameters& p, const ops::GradNorm& norm, OptimizerKind rule
                              .n_chunks = int(p.chunks.size())});
 }
 
-void check_training(const TorchReference& torch, OptimizerKind rule, double learning_rate) {
-    const std::string group = name_of(rule);
+void check_training(const TorchReference& torch, const TorchOptimizer& optimizer) {
+    const std::string& group = optimizer.group;
     ReferenceGpt gpt(torch);
     for (int step = 0; step < torch.steps; step++) {
         INFO(group << " step " << step);
         CHECK(agrees(gpt.accumulate_gradients(step), torch.output(group + "/loss").values[step]));
         ops::GradNorm norm = grad_norm(gpt.parameters);
         CHECK(agrees(norm.norm, torch.output(group + "/grad_norm").values[step]));
-        optimizer_step(gpt.parameters, norm, rule, learning_rate, step + 1);
+        optimizer_step(gpt.parameters, norm, optimizer, step + 1);
     }
     check_tensors(gpt, torch, group, gpt.parameters.master);
 }
@@ -340,11 +340,11 @@ TEST_CASE("ref:: agrees with PyTorch: logits, loss and every gradient", "[refere
     }
 }
 
-TEST_CASE("ref:: agrees with PyTorch: five steps of AdamW and of SGD", "[reference]") {
+TEST_CASE("ref:: agrees with PyTorch: five steps of each optimizer", "[reference]") {
     for (const std::string& name : kTorchReferences) {
         INFO(name);
         TorchReference torch = load_torch_reference(name);
-        check_training(torch, OptimizerKind::adamw, 1e-3);
-        if (torch.has("sgd")) check_training(torch, OptimizerKind::sgd, 0.05);
+        for (const TorchOptimizer& optimizer : kTorchOptimizers)
+            if (torch.has(optimizer.group)) check_training(torch, optimizer);
     }
 }

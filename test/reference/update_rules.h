@@ -5,6 +5,8 @@
 
 namespace ref {
 
+inline double sign(double x) { return double(x > 0) - double(x < 0); }
+
 // Updates a master weight and its state. g: the clipped gradient.
 template <class Number>
 void update_element(OptimizerKind rule, const ops::UpdateScalars& s, Number g, Number& master, Number* state) {
@@ -21,11 +23,46 @@ void update_element(OptimizerKind rule, const ops::UpdateScalars& s, Number g, N
                      Number(s.step_size) * (m / (sqrt(v) / Number(s.root_bias_correction2) + Number(s.eps)));
             break;
         }
-        // m = momentum m + g;  master = master - lr (m + decay master)
+        // The same with the penalty's gradient decay master in place of decoupled decay.
+        case OptimizerKind::adam: {
+            Number &m = state[0], &v = state[1];
+            g = g + decay * master;
+            m = Number(s.beta1) * m + Number(s.one_minus_beta1) * g;
+            v = Number(s.beta2) * v + Number(s.one_minus_beta2) * (g * g);
+            master = master - Number(s.step_size) * (m / (sqrt(v) / Number(s.root_bias_correction2) + Number(s.eps)));
+            break;
+        }
+        // g = g + decay master;  m = momentum m + g;  master = master - lr m, or with Nesterov lr (g + momentum m)
         case OptimizerKind::sgd: {
             Number& m = state[0];
+            g = g + decay * master;
             m = Number(s.momentum) * m + g;
-            master = master - lr * (m + decay * master);
+            const bool nesterov = s.step_gradient != 0;
+            master = master - lr * (nesterov ? g + Number(s.momentum) * m : m);
+            break;
+        }
+        // c = beta1 m + (1 - beta1) g;  master = master - lr (sign(c) + decay master);  m = beta2 m + (1 - beta2) g
+        case OptimizerKind::lion: {
+            Number& m = state[0];
+            const Number c = Number(s.beta1) * m + Number(s.one_minus_beta1) * g;
+            master = master - lr * (sign(c) + decay * master);
+            m = Number(s.beta2) * m + Number(s.one_minus_beta2) * g;
+            break;
+        }
+        // g = g + decay master;  v = alpha v + (1 - alpha) g^2;  master = master - lr g / (sqrt(v) + eps)
+        case OptimizerKind::rmsprop: {
+            Number& v = state[0];
+            g = g + decay * master;
+            v = Number(s.alpha) * v + Number(s.one_minus_alpha) * (g * g);
+            master = master - lr * (g / (sqrt(v) + Number(s.eps)));
+            break;
+        }
+        // g = g + decay master;  v = v + g^2;  master = master - lr g / (sqrt(v) + eps)
+        case OptimizerKind::adagrad: {
+            Number& v = state[0];
+            g = g + decay * master;
+            v = v + g * g;
+            master = master - lr * (g / (sqrt(v) + Number(s.eps)));
             break;
         }
     }

@@ -28,3 +28,9 @@ inline Bounded sqrt(Bounded a) {
     const double root = std::sqrt(a.value);
     return Bounded::rounded(root, root > 0 ? a.error / (2 * root) : std::sqrt(a.error));
 }
+// Unknown, within [-1, 1], if the sign of the exact value is.
+inline Bounded sign(Bounded a) {
+    Bounded result(double(a.value > 0) - double(a.value < 0));
+    if (std::abs(a.value) <= a.error) result.error = 2;
+    return result;
+}

@@ -8,12 +8,32 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
+#include "model/optimizers.h"
 #include "runtime/checkpoint/safetensors.h"
 #include "runtime/io/files.h"
 #include "runtime/io/json.h"
 
 // Head sizes 16, 64 and 16, 3 micro-steps in the last model, and no dimension that is a multiple of a tile.
 inline const std::vector<std::string> kTorchReferences = {"heads_4x16", "heads_2x64", "micro_steps_3"};
+
+// A group of make_reference.py's OPTIMIZERS.
+struct TorchOptimizer {
+    std::string group;
+    OptimizerKind kind;
+    double learning_rate;
+    bool nesterov = false;
+
+    OptimizerSettings settings() const {
+        OptimizerSettings settings;
+        set_optimizer(settings, kind);
+        settings.nesterov = nesterov;
+        return settings;
+    }
+};
+inline const std::vector<TorchOptimizer> kTorchOptimizers = {
+    {"adamw", OptimizerKind::adamw, 1e-3},     {"adam", OptimizerKind::adam, 1e-3},
+    {"sgd", OptimizerKind::sgd, 0.05},         {"nesterov", OptimizerKind::sgd, 0.05, true},
+    {"rmsprop", OptimizerKind::rmsprop, 1e-3}, {"adagrad", OptimizerKind::adagrad, 1e-2}};
 
 struct TorchTensor {
     std::vector<size_t> shape;
@@ -94,10 +114,12 @@ inline std::vector<float> transposed(const std::vector<float>& values, size_t ro
     return result;
 }
 
-// Softmax ignores terms that all keys share, so the gradient of the key bias is 0 apart from rounding noise. With
-// AdamW's eps of 1e-8 this noise moves the parameter by a large part of the learning rate, so it is not comparable.
+// Softmax ignores terms that all keys share, so the gradient of the key bias is 0 apart from rounding noise. An
+// optimizer that divides by the gradient's size moves the parameter by a large part of the learning rate, so it is not
+// comparable.
 inline bool is_noise(const std::string& group, const std::string& name, size_t element, size_t count) {
-    return group == "adamw" && ends_with(name, "c_attn.bias") && element / (count / 3) == 1;
+    const bool divides = group == "adamw" || group == "adam" || group == "rmsprop" || group == "adagrad";
+    return divides && ends_with(name, "c_attn.bias") && element / (count / 3) == 1;
 }
 
 // The distance of `ours`, in Hugging Face's layout, from PyTorch's tensor GROUP/NAME, relative in norm, over the

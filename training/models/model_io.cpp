@@ -8,6 +8,7 @@
 #include "kernels/base/batch.h"
 #include "model/huggingface.h"
 #include "model/plan.h"
+#include "model/update.h"
 #include "runtime/io/files.h"
 #include "runtime/io/installation.h"
 #include "runtime/io/json.h"
@@ -17,25 +18,29 @@
 #include "training/models/votes.h"
 
 GptOptions gpt_options(const Config& config, int rank, int ranks) {
-    return {.shape = config.model,
-            .batch = config.train.batch_size,
-            .seq_len = config.train.seq_len,
-            .precision = config.train.precision,
-            .recompute = config.train.recompute,
-            .optimizer = config.optim,
-            .dropout = config.model.dropout,
-            .dropout_seed = config.run.seed,
-            .z_loss = float(config.model.z_loss),
-            .document_mask = config.data.document_mask,
-            .document_token = config.data.document_token,
-            .head_rows = config.train.head_rows,
-            .micro_steps = micro_steps(config, ranks),
-            .votes = kVotes,
-            .rank = rank,
-            .ranks = ranks,
-            .zero_stage = config.parallel.zero_stage,
-            .deterministic_reduce = config.parallel.deterministic_reduce,
-            .bucket_bytes = size_t(config.parallel.bucket_mb) << 20};
+    GptOptions options{.shape = config.model,
+                       .batch = config.train.batch_size,
+                       .seq_len = config.train.seq_len,
+                       .precision = config.train.precision,
+                       .recompute = config.train.recompute,
+                       .optimizer = config.optim,
+                       .dropout = config.model.dropout,
+                       .dropout_seed = config.run.seed,
+                       .z_loss = float(config.model.z_loss),
+                       .document_mask = config.data.document_mask,
+                       .document_token = config.data.document_token,
+                       .head_rows = config.train.head_rows,
+                       .micro_steps = micro_steps(config, ranks),
+                       .votes = kVotes,
+                       .rank = rank,
+                       .ranks = ranks,
+                       .zero_stage = config.parallel.zero_stage,
+                       .deterministic_reduce = config.parallel.deterministic_reduce,
+                       .bucket_bytes = size_t(config.parallel.bucket_mb) << 20};
+    if (const std::string unused = unused_group(options); !unused.empty())
+        fail(Exit::config, "optim.groups: no tensor of the model is \"%s\"; `train_gpt plan` lists the tensors",
+             unused);
+    return options;
 }
 
 void set_document_token(Config& config, const std::optional<Tokenizer>& tokenizer) {

@@ -22,8 +22,14 @@ import torch
 STEPS = 5
 GRAD_CLIP = 1.0
 WEIGHT_DECAY = 0.1  # for matrices only
-ADAMW = dict(lr=1e-3, betas=(0.9, 0.95), eps=1e-8)
-SGD = dict(lr=0.05, momentum=0.9)
+OPTIMIZERS = {  # by group of outputs.safetensors; all but AdamW for the first shape only
+    "adamw": lambda groups: torch.optim.AdamW(groups, lr=1e-3, betas=(0.9, 0.95), eps=1e-8),
+    "adam": lambda groups: torch.optim.Adam(groups, lr=1e-3),
+    "sgd": lambda groups: torch.optim.SGD(groups, lr=0.05, momentum=0.9),
+    "nesterov": lambda groups: torch.optim.SGD(groups, lr=0.05, momentum=0.9, nesterov=True),
+    "rmsprop": lambda groups: torch.optim.RMSprop(groups, lr=1e-3),
+    "adagrad": lambda groups: torch.optim.Adagrad(groups, lr=1e-2),
+}
 DROPOUT_RATE, DROPOUT_SEED, DROPOUT_STEP = 0.2, 5, 1  # for the group "dropout"; steps count from 0
 
 
@@ -181,39 +187,20 @@ def accumulate_gradients(s, parameters, tokens, targets, dropouts=None):
     return total
 
 
-def train(s, weights, tokens, targets, make_optimizer, decay_by_hand):
+def train(s, weights, tokens, targets, make_optimizer):
     """Runs STEPS optimizer steps. Returns losses, gradient norms before clipping, and the final parameters."""
     parameters = {name: weight.double().requires_grad_() for name, weight in weights.items()}
     matrices = [p for p in parameters.values() if p.dim() == 2]
     vectors = [p for p in parameters.values() if p.dim() == 1]
-    optimizer = make_optimizer(matrices, vectors)
+    optimizer = make_optimizer([dict(params=matrices, weight_decay=WEIGHT_DECAY),
+                                dict(params=vectors, weight_decay=0.0)])
     losses, norms = [], []
     for step in range(STEPS):
         optimizer.zero_grad()
         losses.append(accumulate_gradients(s, parameters, tokens[step], targets[step]))
         norms.append(torch.nn.utils.clip_grad_norm_(parameters.values(), GRAD_CLIP).item())
-        with torch.no_grad():
-            for matrix in matrices:
-                matrix.mul_(1 - decay_by_hand)
         optimizer.step()
     return torch.tensor(losses), torch.tensor(norms), parameters
-
-
-def train_adamw(s, weights, tokens, targets):
-    def make(matrices, vectors):
-        groups = [dict(params=matrices, weight_decay=WEIGHT_DECAY), dict(params=vectors, weight_decay=0.0)]
-        return torch.optim.AdamW(groups, **ADAMW)
-
-    return train(s, weights, tokens, targets, make, decay_by_hand=0)
-
-
-def train_sgd(s, weights, tokens, targets):
-    """Decays by hand: torch.optim.SGD's decay goes through the momentum, train_gpt's is decoupled as in AdamW."""
-
-    def make(matrices, vectors):
-        return torch.optim.SGD(matrices + vectors, **SGD)
-
-    return train(s, weights, tokens, targets, make, decay_by_hand=SGD["lr"] * WEIGHT_DECAY)
 
 
 def outputs(s, weights):
@@ -224,7 +211,7 @@ def outputs(s, weights):
     gradient/NAME       after the first step's micro-steps, before clipping; norm/gradient/NAME (1): of the whole tensor
     adamw/loss, adamw/grad_norm     (STEPS): the loss before each update, the gradient's norm before clipping
     adamw/NAME          after STEPS updates; norm/adamw/NAME (1): of the whole tensor
-    sgd/...             the same, for the first shape only
+    adam/... and others the same for the other OPTIMIZERS, for the first shape only
     dropout/loss (1), dropout/NAME  for the shape with several micro-steps: loss and gradients of step DROPOUT_STEP
                         with the initial weights; sample numbers count over steps, micro-steps and rows
     """
@@ -254,10 +241,10 @@ def outputs(s, weights):
         result["dropout/loss"] = torch.tensor([accumulate_gradients(s, parameters, *step, dropouts)])
         keep("dropout", s.other_stride, {name: p.grad for name, p in parameters.items()})
 
-    for group, run in {"adamw": train_adamw, "sgd": train_sgd}.items():
-        if group == "sgd" and s is not SHAPES[0]:
+    for group, make_optimizer in OPTIMIZERS.items():
+        if group != "adamw" and s is not SHAPES[0]:
             continue
-        losses, norms, parameters = run(s, weights, tokens, targets)
+        losses, norms, parameters = train(s, weights, tokens, targets, make_optimizer)
         keep(group, s.other_stride, parameters)
         result[f"{group}/loss"], result[f"{group}/grad_norm"] = losses, norms
         print(f"{s.name} {group}: losses {losses.numpy().round(4)}, gradient norms {norms.numpy().round(4)}")

@@ -105,8 +105,8 @@ const std::vector<BadText> kBadTexts = {
     {"{\"train\":{\"head_rows\":-1}}", {"train.head_rows", "[0, 2147483647]"}},
     {"{\"train\":{\"precision\":\"fp8\"}}", {"train.precision", "fp32|bf16|fp16", "\"fp8\""}},
     {"{\"train\":{\"recompute\":\"all\"}}", {"train.recompute", "none|gelu|norm|block", "\"all\""}},
-    {"{\"optim\":{\"name\":\"lion\"}}", {"optim.name", "adamw|sgd", "\"lion\""}},
-    {"{\"optim\":{\"name\":\"\"}}", {"optim.name", "adamw|sgd", "\"\""}},
+    {"{\"optim\":{\"name\":\"adamx\"}}", {"optim.name", "adamw|adam|sgd", "\"adamx\""}},
+    {"{\"optim\":{\"name\":\"\"}}", {"optim.name", "adamw|adam|sgd", "\"\""}},
     {"{\"optim\":{\"learning_rate\":-0.1}}", {"optim.learning_rate", "[0, 1000]", "-0.1"}},
     {"{\"optim\":{\"beta1\":1}}", {"optim.beta1", "[0, 0.999999]", "1"}},
     {"{\"optim\":{\"beta2\":1.0}}", {"optim.beta2", "[0, 0.999999]", "1.0"}},
@@ -312,6 +312,44 @@ TEST_CASE("the ends of every range are allowed, and values beyond them are not",
     }
 }
 
+TEST_CASE("optim.name sets the defaults of the keys that the optimizer reads", "[config]") {
+    const auto beta2 = [](const char* json, const std::vector<std::string>& overrides = {}) {
+        return parse_config(json, "test", overrides).optim.beta2;
+    };
+    CHECK(beta2("{}") == 0.95);
+    CHECK(beta2(R"({"optim": {"name": "lion"}})") == 0.99);
+    CHECK(beta2(R"({"optim": {"beta2": 0.5, "name": "lion"}})") == 0.5);
+    CHECK(beta2(R"({"optim": {"name": "lion"}})", {"optim.name=adam"}) == 0.999);
+    CHECK(beta2(R"({"optim": {"name": "lion", "beta2": 0.5}})", {"optim.name=adam"}) == 0.5);
+    Config config;
+    override_config(config, "optim.name=adagrad");
+    CHECK(config.optim.eps == 1e-10);
+    CHECK(config.optim.weight_decay == 0.1);  // every optimizer reads it
+    CHECK(changed_settings(config) == std::vector<std::string>{"optim.name=\"adagrad\""});
+    CHECK(parse_config(config_json(config), "test").optim.eps == 1e-10);
+    CHECK(parse_config(changed_config_json(config), "test").optim.eps == 1e-10);
+}
+
+TEST_CASE("optim.groups is a list of tensors with their settings", "[config]") {
+    const auto groups_of = [](const std::string& groups) {
+        return parse_config("{\"optim\": {\"groups\": " + groups + "}}", "test").optim.groups;
+    };
+    CHECK(groups_of("[]").empty());
+    const TensorGroups groups = groups_of(R"([{"tensors": "embedding", "lr_scale": 2},
+                                              {"tensors": "h.*.fc.weight", "weight_decay": 0}])");
+    REQUIRE(groups == TensorGroups{{"embedding", 2, -1}, {"h.*.fc.weight", 1, 0}});
+    Config config;
+    config.optim.groups = groups;
+    CHECK(parse_config(config_json(config), "test").optim.groups == groups);
+    for (const char* wrong :
+         {"{}", "\"head\"", "[1]", "[{}]", "[{\"tensors\": \"\"}]", "[{\"tensors\": 1}]",
+          "[{\"tensors\": \"head\", \"rate\": 1}]", "[{\"tensors\": \"head\", \"lr_scale\": \"1\"}]",
+          "[{\"tensors\": \"head\", \"lr_scale\": -1}]", "[{\"lr_scale\": 1}]"}) {
+        INFO(wrong);
+        CHECK_THROWS_AS(groups_of(wrong), Error);
+    }
+}
+
 TEST_CASE("digest and differences cover exactly the options that change a run's result", "[config]") {
     Config before, after;
     for (const Option& option : option_table(after)) {
@@ -328,6 +366,8 @@ TEST_CASE("digest and differences cover exactly the options that change a run's 
                 *value += "x";
             else if constexpr (std::is_same_v<T, DataParts>)
                 value->push_back({"x", 0.5});
+            else if constexpr (std::is_same_v<T, TensorGroups>)
+                value->push_back({.tensors = "vector", .lr_scale = 2});
             else if constexpr (std::is_enum_v<T>)
                 *value = T(*value == T(0));
             else
