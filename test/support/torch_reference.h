@@ -114,12 +114,17 @@ inline std::vector<float> transposed(const std::vector<float>& values, size_t ro
     return result;
 }
 
-// Softmax ignores terms that all keys share, so the gradient of the key bias is 0 apart from rounding noise. An
-// optimizer that divides by the gradient's size moves the parameter by a large part of the learning rate, so it is not
-// comparable.
+// Whether an element of a tensor of GPT-2 is a key bias. Softmax ignores terms that all keys share, so the gradient of
+// the key bias is 0 apart from rounding noise.
+inline bool is_key_bias(const std::string& name, size_t element, size_t count) {
+    return ends_with(name, "c_attn.bias") && element / (count / 3) == 1;
+}
+
+// An optimizer that divides by the gradient's size moves the key bias by a large part of the learning rate, so it is
+// not comparable.
 inline bool is_noise(const std::string& group, const std::string& name, size_t element, size_t count) {
     const bool divides = group == "adamw" || group == "adam" || group == "rmsprop" || group == "adagrad";
-    return divides && ends_with(name, "c_attn.bias") && element / (count / 3) == 1;
+    return divides && is_key_bias(name, element, count);
 }
 
 // The distance of `ours`, in Hugging Face's layout, from PyTorch's tensor GROUP/NAME, relative in norm, over the
