@@ -72,7 +72,7 @@ def witnesses_of(file, named=()):
     if file.startswith("test/reference"):
         return [("difference quotients", ["test_cpu"], ["build/test_cpu", "[reference]"])]
     is_of_cpu = file.startswith("kernels/cpu/") and name != "tree_sum.h" and not name.startswith("comm")
-    if is_of_cpu or file == "kernels/shared/attention_layout.h":
+    if is_of_cpu or file in ("kernels/shared/attention_layout.h", "kernels/shared/update_rules.h"):
         return [("ops on the CPU", ["test_cpu"], ["build/test_cpu", "[ops],[vector_math]"])]
     if file in {fault[0] for fault in model_faults.FAULTS}:
         return [("models", ["test_cpu"], ["build/test_cpu", "[model],[config]"]),

@@ -176,7 +176,7 @@ template <class T> struct Update {
                 .one_minus_beta2 = 0.05f,
                 .step_size = learning_rate / 0.271f,
                 .root_bias_correction2 = 0.172f,
-                .eps = 1e-8f,
+                .eps = 1e-3f,  // large enough to matter
                 .momentum = 0.85f,
                 .step_momentum = decay > 0 ? 0.85f : 1,  // the first group has Nesterov's momentum
                 .step_gradient = decay > 0 ? 1.0f : 0,
