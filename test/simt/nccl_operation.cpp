@@ -38,25 +38,33 @@ void reduce_any(const ncclComm& comm, const Operation& op, int first, size_t off
     }
 }
 
-void receive_messages(ncclComm& comm, const Operation& op) {
-    int taken[kMaxRanks] = {};
+// The messages of a group of rank `from` that go to rank `to`, or that `to` receives from it.
+std::vector<const Message*> between(const ncclComm& comm, int owner, bool is_send, int peer) {
+    std::vector<const Message*> found;
+    const Slot& slot = comm.slot(owner);
+    for (int i = 0; i < slot.messages; i++)
+        if (slot.message[i].is_send == is_send && slot.message[i].peer == peer) found.push_back(&slot.message[i]);
+    return found;
+}
+
+// Reads a rank's messages for this rank. Its group and this one must have the same messages between the two.
+void receive_from(ncclComm& comm, const Operation& op, int peer) {
+    const std::vector<const Message*> sent = between(comm, peer, true, comm.rank);
+    size_t taken = 0;
+    auto refuse_message = [&](const Message* wanted, const Message* found) {
+        comm.error = refuse(&comm, ncclInvalidUsage,
+                            format("rank %d waits for %zu elements of type %d from rank %d, which sends %zu of type %d",
+                                   comm.rank, wanted ? wanted->count : 0, wanted ? int(wanted->type) : -1, peer,
+                                   found ? found->count : 0, found ? int(found->type) : -1));
+    };
     for (const auto& [wanted, to] : op.messages) {
-        if (wanted.is_send) continue;
-        const Slot& peer = comm.slot(wanted.peer);
-        int nth = taken[wanted.peer]++;
-        const Message* found = nullptr;
-        for (int i = 0; i < peer.messages && !found; i++)
-            if (peer.message[i].is_send && peer.message[i].peer == comm.rank && nth-- == 0) found = &peer.message[i];
-        if (!found || found->type != wanted.type || found->count != wanted.count) {
-            refuse(&comm, ncclInvalidUsage,
-                   format("rank %d waits for %zu elements of type %d from rank %d, which sends %zu of type %d",
-                          comm.rank, wanted.count, int(wanted.type), wanted.peer, found ? found->count : 0,
-                          found ? int(found->type) : -1));
-            comm.error = ncclInvalidUsage;
-            return;
-        }
-        std::memcpy(to, comm.area(wanted.peer) + found->offset, wanted.count * bytes_of(wanted.type));
+        if (wanted.is_send || wanted.peer != peer) continue;
+        const Message* const found = taken < sent.size() ? sent[taken] : nullptr;
+        if (!found || found->type != wanted.type || found->count != wanted.count) return refuse_message(&wanted, found);
+        std::memcpy(to, comm.area(peer) + found->offset, wanted.count * bytes_of(wanted.type));
+        taken++;
     }
+    if (taken < sent.size()) refuse_message(nullptr, sent[taken]);
 }
 
 // The order is the same on all ranks: rank r's part of a sum begins with rank r + 1's values, as in a ring.
@@ -68,13 +76,13 @@ void receive(ncclComm& comm, const Operation& op) {
         case Kind::all_gather:
             for (int i = 0; i < comm.size; i++) std::memcpy(op.to + size_t(i) * bytes, comm.area(i), bytes);
             return;
-        case Kind::messages: return receive_messages(comm, op);
+        case Kind::messages: return;
     }
 }
 
 void describe(ncclComm& comm, Operation& op) {
     Slot& mine = comm.slot(comm.rank);
-    mine.description = op.description;
+    if (op.messages.empty()) mine.description = op.description;
     mine.messages = int(op.messages.size());
     size_t offset = 0;
     for (size_t i = 0; i < op.messages.size(); i++) {
@@ -105,35 +113,8 @@ void show_accesses(const Operation& op) {
     }
 }
 
-}  // namespace
-
-bool has_memory(const Operation& op) {
-    bool there = (!op.sent_bytes || simt::is_device_memory(op.from, op.sent_bytes)) &&
-                 (!op.received_bytes || simt::is_device_memory(op.to, op.received_bytes));
-    for (const auto& [message, memory] : op.messages)
-        there &= simt::is_device_memory(memory, message.count * bytes_of(message.type));
-    return there;
-}
-
-bool go_on(ncclComm& comm, Operation& op) {
-    if (comm.is_aborted) return true;
-    if (op.never_ends) return false;
-    if (!op.has_arrived) {
-        if (!comm.all([&](const Slot& slot) { return slot.done >= op.number - 1; })) return false;
-        if (!has_memory(op)) {
-            refuse(&comm, ncclInvalidArgument, std::string(name_of(op.description.kind)) + " of memory that was freed");
-            comm.error = ncclInvalidArgument;
-            return true;
-        }
-        give_to_device(op);
-        show_accesses(op);
-        simt::Quiet quiet;
-        describe(comm, op);
-        comm.slot(comm.rank).arrived = op.number;
-        op.has_arrived = true;
-    }
+bool end_collective(ncclComm& comm, const Operation& op) {
     if (!comm.all([&](const Slot& slot) { return slot.arrived >= op.number; })) return false;
-    simt::Quiet quiet;
     for (int i = 0; i < comm.size; i++) {
         if (comm.slot(i).description == op.description) continue;
         comm.error = refuse(
@@ -145,6 +126,79 @@ bool go_on(ncclComm& comm, Operation& op) {
     if (comm.error == ncclSuccess) receive(comm, op);
     comm.slot(comm.rank).done = op.number;
     return true;
+}
+
+// A rank posts its messages once and keeps them until the other ranks of its group have read them.
+bool end_group(ncclComm& comm, Operation& op) {
+    Slot& mine = comm.slot(comm.rank);
+    bool has_ended = true;
+    for (int peer = 0; peer < comm.size; peer++) {
+        const uint64_t group = op.groups[peer];
+        if (!group) continue;
+        const Slot& other = comm.slot(peer);
+        // Read before the rest: then a rank that has gone on to a collective has posted everything before it.
+        const bool has_gone_on = other.arrived > mine.arrived;
+        if (!op.is_read[peer] && other.posted[comm.rank] >= group) {
+            receive_from(comm, op, peer);
+            op.is_read[peer] = true;
+            mine.taken[peer] = group;
+        }
+        if (op.is_read[peer] && other.taken[comm.rank] >= group) continue;
+        has_ended = false;
+        if (!has_gone_on) continue;
+        comm.error = refuse(&comm, ncclInvalidUsage,
+                            format("rank %d has messages from or to rank %d, which has gone on to %s", comm.rank, peer,
+                                   other.description.text().c_str()));
+        return true;
+    }
+    return has_ended || comm.error != ncclSuccess;
+}
+
+}  // namespace
+
+bool has_memory(const Operation& op) {
+    bool there = (!op.sent_bytes || simt::is_device_memory(op.from, op.sent_bytes)) &&
+                 (!op.received_bytes || simt::is_device_memory(op.to, op.received_bytes));
+    for (const auto& [message, memory] : op.messages)
+        there &= simt::is_device_memory(memory, message.count * bytes_of(message.type));
+    return there;
+}
+
+bool fits(const Operation& op) {
+    size_t bytes = 0;
+    for (const auto& [message, memory] : op.messages)
+        if (message.is_send) bytes += message.count * bytes_of(message.type);
+    return bytes <= kAreaBytes && op.messages.size() <= size_t(kMaxMessages);
+}
+
+void number(ncclComm& comm, Operation& op) {
+    if (op.messages.empty()) op.number = ++comm.collectives;
+    for (const auto& [message, memory] : op.messages)
+        if (!op.groups[message.peer]) op.groups[message.peer] = ++comm.groups[message.peer];
+}
+
+bool go_on(ncclComm& comm, Operation& op) {
+    if (comm.is_aborted) return true;
+    if (op.never_ends) return false;
+    if (!op.has_arrived) {
+        const uint64_t arrived = comm.slot(comm.rank).arrived;
+        if (!comm.all([&](const Slot& slot) { return slot.done >= arrived; })) return false;
+        if (!has_memory(op)) {
+            refuse(&comm, ncclInvalidArgument, std::string(name_of(op.description.kind)) + " of memory that was freed");
+            comm.error = ncclInvalidArgument;
+            return true;
+        }
+        give_to_device(op);
+        show_accesses(op);
+        simt::Quiet quiet;
+        describe(comm, op);
+        if (op.messages.empty()) comm.slot(comm.rank).arrived = op.number;
+        for (int peer = 0; peer < comm.size; peer++)
+            if (op.groups[peer]) comm.slot(comm.rank).posted[peer] = op.groups[peer];
+        op.has_arrived = true;
+    }
+    simt::Quiet quiet;
+    return op.messages.empty() ? end_collective(comm, op) : end_group(comm, op);
 }
 
 }  // namespace simt::nccl

@@ -1,8 +1,11 @@
 // An operation of the stand-in for NCCL, performed between processes of one machine through shared memory.
 //
-// Each rank performs it in two steps. After every rank has read the previous data, the rank describes the operation in
-// its slot and copies the data to send into its area; after every rank has done this, it compares the descriptions and
-// computes the data to receive.
+// Each rank performs it in two steps. After every rank has read the previous collective's data, the rank describes the
+// operation in its slot and copies the data to send into its area; after the other ranks have done this, it compares
+// the descriptions and computes the data to receive.
+//
+// A collective involves all ranks; a group of messages involves only the ranks that they name. Stricter than NCCL, a
+// message ends only after its receiver has it, and a group's messages must be in one group of the other rank too.
 #pragma once
 
 #include <nccl.h>
@@ -17,6 +20,7 @@
 namespace simt::nccl {
 
 inline constexpr int kMaxRanks = 8;
+inline constexpr int kMaxMessages = 1024;                // of a rank in a group
 inline constexpr size_t kAreaBytes = size_t(256) << 20;  // per rank; uses memory only for touched pages
 
 enum class Kind : int { all_reduce, reduce_scatter, all_gather, messages };
@@ -55,11 +59,13 @@ struct Message {
 };
 
 struct Slot {
-    std::atomic<uint64_t> arrived, done;  // numbers of operations
+    std::atomic<uint64_t> arrived, done;  // numbers of collectives
     std::atomic<bool> has_aborted;
     Description description;
+    // By rank: how many groups with messages from or to it are in `message`, and how many of its own were read.
+    std::atomic<uint64_t> posted[kMaxRanks], taken[kMaxRanks];
     int messages;
-    Message message[2 * kMaxRanks];
+    Message message[kMaxMessages];
 };
 
 struct Meeting {
@@ -75,6 +81,8 @@ struct Operation {
     char* to = nullptr;
     size_t sent_bytes = 0, received_bytes = 0;
     std::vector<std::pair<Message, char*>> messages;  // of a group, with their memory on this rank
+    uint64_t groups[kMaxRanks] = {};  // by rank: the number of this group among the groups with it, or 0
+    bool is_read[kMaxRanks] = {};     // by rank: its part of the group
     cudaStream_t stream = nullptr;
     bool never_ends = false;
     uint64_t number = 0;
@@ -89,7 +97,7 @@ struct ncclComm {
     int polls = 0;  // remaining until the last call has been accepted
     bool is_joining = true, is_aborted = false, is_finalized = false;
     std::vector<simt::nccl::Operation> on_their_way;
-    uint64_t operations = 0;
+    uint64_t collectives = 0, groups[simt::nccl::kMaxRanks] = {};  // groups: by rank that they have messages for
     ncclResult_t error = ncclSuccess, late_error = ncclSuccess, later_error = ncclSuccess;
     std::string last_words;
 
@@ -108,6 +116,12 @@ namespace simt::nccl {
 
 // Whether all of its memory is valid device memory.
 bool has_memory(const Operation& op);
+
+// Whether a rank can send so many messages and bytes in one group.
+bool fits(const Operation& op);
+
+// Numbers an operation that will be queued on its stream.
+void number(ncclComm& comm, Operation& op);
 
 // Advances the operation when its stream has reached it. False if it waits for another rank.
 bool go_on(ncclComm& comm, Operation& op);

@@ -76,7 +76,7 @@ std::shared_ptr<ncclComm> shared(ncclComm_t comm) {
 void take_in(ncclComm_t comm) {
     comm->error = comm->error == ncclSuccess ? std::exchange(comm->late_error, ncclSuccess) : comm->error;
     for (Operation& op : comm->on_their_way) {
-        op.number = ++comm->operations;
+        number(*comm, op);
         simt::queue_poll(op.stream, [comm = shared(comm), op]() mutable { return go_on(*comm, op); });
     }
     comm->on_their_way.clear();
@@ -265,6 +265,8 @@ ncclResult_t ncclGroupEnd() {
     all.group_comm->polls = action == "hang" ? kForEver : all.group_polls;
     if (action == "late") all.group_comm->late_error = ncclInternalError;
     for (Operation& op : all.group) {
+        if (!fits(op))
+            return refuse(all.group_comm, ncclSystemError, "the stand-in takes 1024 messages and 256 MiB in a group");
         op.never_ends |= action == "stall";
         all.group_comm->on_their_way.push_back(std::move(op));
     }
