@@ -21,7 +21,7 @@ CATCH_LIBS := $(if $(CATCH_3),-lCatch2)
 
 CPU_PROGRAMS := train_gpt_cpu test_cpu test_pool_tsan test_corpora bench_cpu test_simt test_simt_tsan test_simt_asan \
                 train_gpt_simt train_gpt_simt_dlopen bench_simt bench_matmul_simt ptx_probe_simt ptx_probe_text \
-                inject.so crash_states $(if $(filter 1,$(FUSE)),faulty_fs)
+                exchange_cpu exchange_simt inject.so crash_states $(if $(filter 1,$(FUSE)),faulty_fs)
 GPU_PROGRAMS := train_gpt test_cuda bench_cuda bench_matmul_cuda ptx_probe_cuda
 KIT_PROGRAMS := $(GPU_PROGRAMS) train_gpt_cpu ptx_probe_simt
 PROGRAMS     := $(addprefix $(BUILD)/,$(CPU_PROGRAMS) $(if $(NVCC),$(GPU_PROGRAMS)))
@@ -62,10 +62,11 @@ $(BUILD)/test_simt_asan: $(call simt_objects,simt_asan)
 	$(CXX) -fsanitize=address,undefined -o $@ $^ $(CATCH_LIBS)
 # Programs that run on the simulated GPU.
 $(BUILD)/train_gpt_simt: $(BUILD)/train_gpt.cu.o
+$(BUILD)/exchange_simt: $(call object,test/program/exchange.cpp)
 $(BUILD)/bench_simt: $(call object,$(BENCH))
 $(BUILD)/bench_matmul_simt: $(call object,$(BENCH_MATMUL)) $(BUILD)/simt/dev/bench_matmul.cu.o
-$(addprefix $(BUILD)/,train_gpt_simt bench_simt bench_matmul_simt): $(SIMT_CORE) $(CUDA_SOURCES:%=$(BUILD)/simt/%.o) \
-  $(HOST) $(call object,$(SIMT_LAUNCHER)) $(BUILD)/features
+$(addprefix $(BUILD)/,train_gpt_simt exchange_simt bench_simt bench_matmul_simt): $(SIMT_CORE) \
+  $(CUDA_SOURCES:%=$(BUILD)/simt/%.o) $(HOST) $(call object,$(SIMT_LAUNCHER)) $(BUILD)/features
 	$(CXX) -fopenmp -o $@ $(filter %.o,$^) $(if $(filter 1,$(MPI)),$(MPI_LIBS)) $(LIBS)
 # This one loads a stand-in for NCCL as the GPU trainer loads NCCL.
 STAND_IN     := test/simt/nccl_stand_in.cpp test/simt/nccl_operation.cpp
@@ -120,6 +121,10 @@ $(BUILD)/inject.so: test/faults/inject.cpp $(FAULT_RULES) test/faults/rules.h
 $(BUILD)/faulty_fs: test/faults/faulty_fs.cpp $(FAULT_RULES) test/faults/rules.h
 	$(CXX) $(CXXFLAGS) -MF $@.d -o $@ $(filter %.cpp,$^) $(FUSE_FLAGS) -lpthread
 $(BUILD)/crash_states: $(call object,test/faults/crash_states.cpp) $(HOST) $(CPU) $(BUILD)/features
+	$(CXX) $(CXXFLAGS) -o $@ $(filter %.o,$^) $(CPU_LIBS)
+
+# Ranks that exchange messages (test_exchange).
+$(BUILD)/exchange_cpu: $(call object,test/program/exchange.cpp) $(HOST) $(CPU) $(BUILD)/features
 	$(CXX) $(CXXFLAGS) -o $@ $(filter %.o,$^) $(CPU_LIBS)
 
 # Each wrapper of ptx.cuh with fixed inputs: on a GPU and, with its C++ twin, on the simulator.

@@ -3,7 +3,7 @@
 // Collectives run on a separate queue, concurrently with the compute stream. A collective starts after the work that
 // was on the stream at the call. wait() makes a stream wait for a collective; do not access its buffers before that.
 // Every rank must call the same collectives in the same order with the same sizes. A single rank sends no data, and its
-// collectives must be in place.
+// collectives must be in place; its exchange() copies.
 //
 // The linker chooses the implementation: comm_single.cpp for one rank, comm_mpi.cpp for CPU ranks (MPI), comm_nccl.cu
 // for GPUs (NCCL).
@@ -91,6 +91,22 @@ size_t reduce_scatter_scratch_bytes(size_t count, int size, bool deterministic);
 // out (size * bytes) = every rank's inp (bytes), in rank order. May be in place: inp = out + rank * bytes.
 Ticket all_gather(void* out, const void* inp, size_t bytes, const Comm& comm, Stream stream);
 
+// Sends messages between pairs of ranks. The n-th message that rank a sends to rank b becomes the n-th message that b
+// receives from a; both must have the same size. A message to the rank itself is copied. Every rank calls it, also
+// without messages. What is sent must not overlap what is received.
+//
+// MPI fails with Exit::internal, naming ranks and bytes, if the sizes differ. With NCCL that is undefined: the data may
+// be wrong, or the ranks wait until the deadline. Both wait until the deadline for a message that is not sent.
+struct Exchange {
+    struct Message {
+        int rank;      // the other rank; may be this rank
+        void* data;    // (bytes), contiguous
+        size_t bytes;  // > 0
+    };
+    std::vector<Message> send, receive;
+};
+Ticket exchange(const Exchange& op, const Comm& comm, Stream stream);
+
 // Returns the maximum over ranks, so that all ranks act on an error of one. Waits for the result, and so for all ranks.
 int all_reduce_max(int value, const Comm& comm);
 
@@ -100,7 +116,8 @@ void observe(const Comm& comm, Trace* trace);
 
 // Totals of this rank since open_comm().
 struct CommTotals {
-    uint64_t bytes_sent = 0;  // tensors only: (size - 1) pieces per reduce_scatter_sum() and all_gather(), the minimum
+    uint64_t bytes_sent = 0;  // tensors only: (size - 1) pieces per reduce_scatter_sum() and all_gather(), the minimum,
+                              // and exchange()'s messages to other ranks
     // Exposed communication: host time in wait() and all_reduce_max(). If wait() blocks the stream and not the host:
     // the stream's time up to its last synchronize().
     double waited_ms = 0;

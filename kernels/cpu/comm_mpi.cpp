@@ -4,6 +4,7 @@
 // make progress while other threads compute, and have the same order on every rank. Sums are computed here and not by
 // MPI, because an MPI library's order of addition depends on its version and the message size: each rank receives all
 // pieces of its share and adds them in the order of a tree.
+#include <algorithm>
 #include <climits>
 #include <condition_variable>
 #include <deque>
@@ -25,14 +26,47 @@ int checked_count(size_t count, const char* what) {
     return int(count);
 }
 
-// A request to the communication thread: `begin` starts the MPI operation and returns MPI's error code, `finish` runs
-// after its completion.
+// A request to the communication thread: `begin` starts `operations` MPI operations and returns MPI's error code,
+// `finish` runs after their completion.
 struct Request {
     const char* name;
     std::function<int(MPI_Request*)> begin;
     std::function<void()> finish;
     double bytes = 0;  // sent by this rank
+    size_t operations = 1;
+    // Called for each operation that ends, with its number and MPI's error code.
+    std::function<void(size_t, int, const MPI_Status&)> check = nullptr;
 };
+
+// Messages are sent in parts, because MPI counts bytes as int. The last part of a message is shorter than kPartBytes,
+// if necessary empty, so that messages of different sizes differ in a part that both ranks have.
+constexpr size_t kPartBytes = size_t(64) << 20;
+constexpr uint64_t kTags = 32768;  // every MPI library has as many
+
+struct Part {
+    int rank, bytes;
+    std::byte* data;
+    size_t begin, size;  // in the message, of the message
+};
+
+std::vector<Part> parts_of(const std::vector<Exchange::Message>& messages) {
+    std::vector<Part> parts;
+    for (const Exchange::Message& message : messages)
+        for (size_t begin = 0; begin <= message.bytes; begin += kPartBytes)
+            parts.push_back({message.rank, int(std::min(kPartBytes, message.bytes - begin)),
+                             static_cast<std::byte*>(message.data) + begin, begin, message.bytes});
+    return parts;
+}
+
+// Fails unless an ended receive operation has filled the part.
+void check_received(const Part& part, int rank, int code, const MPI_Status& status) {
+    int error = MPI_SUCCESS, received = 0;
+    MPI_Error_class(code, &error);
+    if (code == MPI_SUCCESS) MPI_Get_count(&status, MPI_BYTE, &received);
+    if (error == MPI_ERR_TRUNCATE || (code == MPI_SUCCESS && received != part.bytes))
+        fail(Exit::internal, "exchange: rank %d expects %zu bytes from rank %d, which sends %s", rank, part.size,
+             part.rank, code == MPI_SUCCESS ? std::to_string(part.begin + size_t(received)) : "more");
+}
 
 class Queue {
 public:
@@ -76,7 +110,9 @@ public:
         trace_ = trace;
     }
 
-    CommTotals totals;  // used only by the calling thread
+    // Used only by the calling thread.
+    CommTotals totals;
+    uint64_t exchanges = 0;
 
 private:
     uint64_t push(Request request) {
@@ -136,13 +172,22 @@ private:
 
     void carry_out(const Request& request) {
         if (!request.begin) return;
-        MPI_Request mpi = MPI_REQUEST_NULL;
-        check_mpi(request.begin(&mpi), request.name);
+        std::vector<MPI_Request> mpi(request.operations, MPI_REQUEST_NULL);
+        check_mpi(request.begin(mpi.data()), request.name);
         constexpr int kEagerPolls = 100;
+        // Each operation is tested on its own: a message of the wrong size is reported while others are missing.
         auto is_done = [&] {
-            int done = 0;
-            check_mpi(MPI_Test(&mpi, &done, MPI_STATUS_IGNORE), request.name);
-            return done != 0;
+            size_t pending = 0;
+            for (size_t i = 0; i < mpi.size(); i++) {
+                if (mpi[i] == MPI_REQUEST_NULL) continue;
+                int done = 0;
+                MPI_Status status;
+                const int code = MPI_Test(&mpi[i], &done, &status);
+                if (request.check && (done || code != MPI_SUCCESS)) request.check(i, code, status);
+                check_mpi(code, request.name);
+                pending += !done;
+            }
+            return pending == 0;
         };
         if (!poll_until(settings_.deadline_s, kEagerPolls, is_done))
             fail(Exit::hang, "rank %d waited %.0f s for the other ranks in %s (collective %llu)", settings_.rank,
@@ -235,6 +280,31 @@ Ticket all_gather(void* out, const void* inp, size_t bytes, const Comm& comm, St
                               request);
     };
     return {queue_of(comm).enqueue({"all_gather", begin, nullptr, double(sent)})};
+}
+
+Ticket exchange(const Exchange& op, const Comm& comm, Stream stream) {
+    if (comm.size == 1) return exchange_alone(op, stream);
+    Queue& queue = queue_of(comm);
+    const size_t sent = checked_bytes(op, comm);
+    queue.totals.bytes_sent += sent;
+    std::vector<Part> receive = parts_of(op.receive), send = parts_of(op.send);
+    const size_t operations = receive.size() + send.size();
+    auto check = [receive, rank = comm.rank](size_t i, int code, const MPI_Status& status) {
+        if (i < receive.size()) check_received(receive[i], rank, code, status);
+    };
+    // MPI keeps the order of a pair's messages. A tag of its own keeps a surplus message out of the next exchange.
+    const int tag = int(queue.exchanges++ % kTags);
+    auto begin = [receive = std::move(receive), send = std::move(send), tag](MPI_Request* request) {
+        int code = MPI_SUCCESS;
+        for (const Part& part : receive)
+            if (code == MPI_SUCCESS)
+                code = MPI_Irecv(part.data, part.bytes, MPI_BYTE, part.rank, tag, MPI_COMM_WORLD, request++);
+        for (const Part& part : send)
+            if (code == MPI_SUCCESS)
+                code = MPI_Isend(part.data, part.bytes, MPI_BYTE, part.rank, tag, MPI_COMM_WORLD, request++);
+        return code;
+    };
+    return {queue.enqueue({"exchange", begin, nullptr, double(sent), operations, check})};
 }
 
 int all_reduce_max(int value, const Comm& comm) {

@@ -96,24 +96,32 @@ public:
     // Waits until NCCL has accepted the call. Before that, neither the communicator nor the stream may be used.
     void complete(ncclResult_t code, const char* call) { complete(code, call, settings_.deadline_s); }
 
-    // Sends all pieces to their owners and sums them here, because NCCL's order depends on its version and the network.
-    void reduce_scatter_as_tree(const ReduceScatter& op) {
-        auto* others = static_cast<float*>(op.scratch);
-        const size_t rank = size_t(settings_.rank), size = size_t(settings_.size);
+    // Makes the calls of `calls` in a group, in which no message waits for another. It reports each result to its
+    // argument, note(result, name).
+    template <class Calls> void group(Calls calls) {
         ncclResult_t failure = ncclSuccess;
         const char* failed = nullptr;
         auto note = [&](ncclResult_t code, const char* call) {
             if (code != ncclSuccess && code != ncclInProgress && !failed) failure = code, failed = call;
         };
         complete(ncclGroupStart(), "ncclGroupStart");
-        for (size_t peer = 0; peer < size; peer++) {
-            if (peer == rank) continue;
-            note(ncclSend(op.inp + peer * op.count, op.count, ncclFloat32, int(peer), comm_, stream_), "ncclSend");
-            note(ncclRecv(others + peer * op.count, op.count, ncclFloat32, int(peer), comm_, stream_), "ncclRecv");
-        }
+        calls(note);
         // Required even after a failure: an open group would block ncclCommAbort().
         const ncclResult_t ended = ncclGroupEnd();
         complete(failed ? failure : ended, failed ? failed : "ncclGroupEnd");
+    }
+
+    // Sends all pieces to their owners and sums them here, because NCCL's order depends on its version and the network.
+    void reduce_scatter_as_tree(const ReduceScatter& op) {
+        auto* others = static_cast<float*>(op.scratch);
+        const size_t rank = size_t(settings_.rank), size = size_t(settings_.size);
+        group([&](auto note) {
+            for (size_t peer = 0; peer < size; peer++) {
+                if (peer == rank) continue;
+                note(ncclSend(op.inp + peer * op.count, op.count, ncclFloat32, int(peer), comm_, stream_), "ncclSend");
+                note(ncclRecv(others + peer * op.count, op.count, ncclFloat32, int(peer), comm_, stream_), "ncclRecv");
+            }
+        });
         tree_sum({.out = op.out,
                   .own = op.inp + rank * op.count,
                   .others = others,
@@ -121,6 +129,16 @@ public:
                   .parts = settings_.size,
                   .count = op.count},
                  {stream_});
+    }
+
+    // NCCL carries out a pair's messages in the order of the calls, a rank's messages to itself too.
+    void exchange_messages(const Exchange& op) {
+        group([&](auto note) {
+            for (const Exchange::Message& message : op.send)
+                note(ncclSend(message.data, message.bytes, ncclUint8, message.rank, comm_, stream_), "ncclSend");
+            for (const Exchange::Message& message : op.receive)
+                note(ncclRecv(message.data, message.bytes, ncclUint8, message.rank, comm_, stream_), "ncclRecv");
+        });
     }
 
     void let_wait(Ticket ticket, Stream stream) {
@@ -374,6 +392,15 @@ Ticket all_gather(void* out, const void* inp, size_t bytes, const Comm& comm, St
     return nccl.enqueue("all_gather", double(sent), stream, [&](ncclComm_t handle, cudaStream_t ours) {
         nccl.complete(ncclAllGather(inp, out, bytes, ncclUint8, handle, ours), "ncclAllGather");
     });
+}
+
+Ticket exchange(const Exchange& op, const Comm& comm, Stream stream) {
+    if (!comm.handle) return exchange_alone(op, stream);
+    Nccl& nccl = nccl_of(comm);
+    const size_t sent = checked_bytes(op, comm);
+    nccl.count_sent(sent);
+    return nccl.enqueue("exchange", double(sent), stream,
+                        [&](ncclComm_t, cudaStream_t) { nccl.exchange_messages(op); });
 }
 
 int all_reduce_max(int value, const Comm& comm) { return comm.handle ? nccl_of(comm).all_reduce_max(value) : value; }

@@ -1,4 +1,5 @@
-// For binaries without a library for collectives: a single rank, so every collective is a no-op.
+// For binaries without a library for collectives: a single rank, so every collective is a no-op, except that an
+// exchange copies.
 #include "kernels/base/check.h"
 #include "kernels/comm.h"
 #include "kernels/shared/collective.h"
@@ -38,6 +39,8 @@ size_t reduce_scatter_scratch_bytes(size_t, int, bool) { return 0; }
 Ticket all_gather(void* out, const void* inp, size_t, const Comm&, Stream) {
     return finished_in_place(out, inp, "all_gather");
 }
+
+Ticket exchange(const Exchange& op, const Comm&, Stream stream) { return exchange_alone(op, stream); }
 
 int all_reduce_max(int value, const Comm&) { return value; }
 

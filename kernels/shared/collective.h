@@ -13,6 +13,34 @@ inline Ticket finished_in_place(const void* out, const void* inp, const char* na
     return {};
 }
 
+// Returns the bytes that an exchange sends to other ranks. Requires messages to and from existing ranks, and that this
+// rank's messages to itself have the sizes that it expects.
+inline size_t checked_bytes(const Exchange& op, const Comm& comm) {
+    std::vector<size_t> own[2];
+    size_t sent = 0;
+    for (const auto* messages : {&op.send, &op.receive})
+        for (const Exchange::Message& message : *messages) {
+            require(message.rank >= 0 && message.rank < comm.size && message.bytes > 0,
+                    "exchange: rank %d of %d has a message of %zu bytes for rank %d", comm.rank, comm.size,
+                    message.bytes, message.rank);
+            if (message.rank == comm.rank)
+                own[messages == &op.receive].push_back(message.bytes);
+            else if (messages == &op.send)
+                sent += message.bytes;
+        }
+    require(own[0] == own[1], "exchange: rank %d sends itself other messages than it receives: %zu and %zu messages",
+            comm.rank, own[0].size(), own[1].size());
+    return sent;
+}
+
+// A single rank's exchange: copies its messages.
+inline Ticket exchange_alone(const Exchange& op, Stream stream) {
+    checked_bytes(op, comm_single());
+    for (size_t i = 0; i < op.send.size(); i++)
+        copy_on_device(op.receive[i].data, op.send[i].data, op.send[i].bytes, stream);
+    return {};
+}
+
 // Waits for a library whose calls do not block: polls until `is_done`, at first `eager_polls` times without sleeping,
 // because most waits are short. Returns false on timeout.
 template <class Condition> bool poll_until(double limit_s, int eager_polls, Condition is_done) {

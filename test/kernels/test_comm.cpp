@@ -1,9 +1,10 @@
 // Every collective with a single rank. On a GPU this runs NCCL itself, so NCCL can be checked without a second GPU;
-// elsewhere the collectives do nothing.
+// elsewhere only exchange() does anything.
 #include <numeric>
 
 #include "kernels/comm.h"
 #include "test/support/device_array.h"
+#include "test/support/expect_error.h"
 
 TEST_CASE("one rank's collectives leave its values unchanged", "[comm]") {
     for (bool deterministic : {false, true}) {
@@ -37,4 +38,48 @@ TEST_CASE("one rank's collectives leave its values unchanged", "[comm]") {
         close_comm(comm);
         CHECK(comm.handle == nullptr);
     }
+}
+
+TEST_CASE("one rank's exchange copies its messages in their order", "[comm]") {
+    Comm comm = open_comm({.deadline_s = 60, .always = true});
+    constexpr size_t kCount = 100003;
+    std::vector<double> values(2 * kCount);
+    std::iota(values.begin(), values.end(), 1.0);
+    Array<float> array("array", Role::output, values);
+    float* const data = array.on(OnDevice<float>());
+    auto piece = [&](size_t begin, size_t count) -> Exchange::Message {
+        return {0, data + begin, count * sizeof(float)};
+    };
+    // From the first half of the array to the second; two messages have the same size.
+    struct Copied {
+        size_t from, to, count;
+    };
+    const Copied copied[] = {
+        {9, kCount + 2, 1}, {20, kCount + 10, kCount - 30}, {3, kCount + 4, 3}, {0, kCount + 7, 3}};
+    Exchange op;
+    std::vector<float> expected(values.begin(), values.end());
+    for (const Copied& each : copied) {
+        op.send.push_back(piece(each.from, each.count));
+        op.receive.push_back(piece(each.to, each.count));
+        std::copy_n(values.begin() + ptrdiff_t(each.from), each.count, expected.begin() + ptrdiff_t(each.to));
+    }
+    wait(exchange({}, comm, {}), comm, {});
+    wait(exchange(op, comm, {}), comm, {});
+    synchronize({});
+    check_same_bits(array, expected);
+    CHECK(comm_totals(comm).bytes_sent == 0);
+
+    auto expect_refused = [&](const std::string& words) {
+        expect_error(Exit::internal, {"exchange: rank 0", words}, [&] { exchange(op, comm, {}); });
+    };
+    op.receive.pop_back();
+    expect_refused("4 and 3 messages");
+    op.receive.push_back(piece(kCount + 7, 2));
+    expect_refused("other messages than it receives");
+    for (const Exchange::Message& wrong : {Exchange::Message{1, data, 4}, {-1, data, 4}, {0, data, 0}}) {
+        op.receive.back() = wrong;
+        expect_refused(format("a message of %zu bytes for rank %d", wrong.bytes, wrong.rank));
+    }
+    drain(comm);
+    close_comm(comm);
 }

@@ -16,7 +16,7 @@
 namespace {
 
 constexpr int kThreads = 32;
-constexpr size_t kCount = 100;
+constexpr size_t kCount = 100, kBytes = kCount * sizeof(float);
 
 // Writes a value over NaN, so that an early read gives NaN.
 struct Set {
@@ -99,7 +99,8 @@ TEST_CASE("tree_sum gives the same bits as the CPU's", "[simt][comm]") {
 TEST_CASE("a collective begins after the stream's work and its ticket waits for it", "[simt][comm]") {
     for (bool deterministic : {false, true}) {
         OneRank one(deterministic);
-        DeviceArray<float> inp(kCount), out(kCount), copy(kCount), gathered(kCount), second(kCount);
+        DeviceArray<float> inp(kCount), out(kCount), copy(kCount), gathered(kCount), second(kCount), exchanged(kCount),
+            third(kCount);
         launch_set({inp.data(), 3});
         const Ticket reduced = reduce_scatter_sum(
             {.out = out.data(), .scratch = nullptr, .inp = inp.data(), .count = kCount}, one.comm, {});
@@ -107,13 +108,16 @@ TEST_CASE("a collective begins after the stream's work and its ticket waits for 
         all_reduce_max(0, one.comm);
         wait(reduced, one.comm, {});
         launch_copy({copy.data(), out.data()});
-        const Ticket ticket = all_gather(gathered.data(), copy.data(), kCount * sizeof(float), one.comm, {});
+        const Ticket ticket = all_gather(gathered.data(), copy.data(), kBytes, one.comm, {});
         wait(ticket, one.comm, {});
         launch_copy({second.data(), gathered.data()});
+        wait(exchange({{{0, second.data(), kBytes}}, {{0, exchanged.data(), kBytes}}}, one.comm, {}), one.comm, {});
+        launch_copy({third.data(), exchanged.data()});
         // The caller's stream comes first: its copy must wait for the program's stream.
         check_cuda(cudaStreamSynchronize(nullptr), "synchronize");
         CHECK(all_are(copy, 3));
         CHECK(all_are(second, 3));
+        CHECK(all_are(third, 3));
         CHECK(sentences(simt::take_faults()) == "");
     }
 }
@@ -122,7 +126,7 @@ TEST_CASE("a collective that waits for other ranks does not block the caller's s
     OneRank one(false, 1);
     DeviceArray<float> values(kCount), other(kCount);
     plan("stall");
-    all_gather(values.data(), values.data(), kCount * sizeof(float), one.comm, {});
+    all_gather(values.data(), values.data(), kBytes, one.comm, {});
     launch_set({other.data(), 2});
     const Event done = make_event(cudaEventDisableTiming);
     check_cuda(cudaEventRecord(done.get()), "record");
@@ -133,17 +137,37 @@ TEST_CASE("a collective that waits for other ranks does not block the caller's s
     CHECK(all_are(other, 2));
 }
 
+TEST_CASE("messages must match and be device memory", "[simt][comm]") {
+    DeviceArray<float> inp(2 * kCount), out(kCount);
+    std::vector<float> host(kCount);
+    OneRank one;
+    const auto send = [&](float* from) { exchange({{{0, from, kBytes}}, {{0, out.data(), kBytes}}}, one.comm, {}); };
+    plan("mismatch", 1);
+    send(inp.data());
+    expect_error(Exit::os, {"rank 0 waits for 400 elements of type 1 from rank 0, which sends 401 of type 1"},
+                 [&] { close_comm(one.comm); });
+    simt::take_faults();
+    one.comm = open_comm({.always = true});
+    expect_error(Exit::internal, {"ncclSend of what is not device memory"}, [&] { send(host.data()); });
+    simt::take_faults();
+}
+
 TEST_CASE("a stream that does not wait for its ticket reads too early", "[simt][comm]") {
     if (simt::options().seed || simt::tsan()) return;  // depends on chance; the race is reported
-    OneRank one;
-    DeviceArray<float> inp(kCount), out(kCount), copy(kCount);
-    launch_set({inp.data(), 3});
-    all_gather(out.data(), inp.data(), kCount * sizeof(float), one.comm, {});
-    launch_copy({copy.data(), out.data()});
-    check_cuda(cudaStreamSynchronize(nullptr), "synchronize");
-    CHECK(!all_are(copy, 3));
-    drain(one.comm);
-    CHECK(all_are(out, 3));
+    for (bool exchanges : {false, true}) {
+        OneRank one;
+        DeviceArray<float> inp(kCount), out(kCount), copy(kCount);
+        launch_set({inp.data(), 3});
+        if (exchanges)
+            exchange({{{0, inp.data(), kBytes}}, {{0, out.data(), kBytes}}}, one.comm, {});
+        else
+            all_gather(out.data(), inp.data(), kBytes, one.comm, {});
+        launch_copy({copy.data(), out.data()});
+        check_cuda(cudaStreamSynchronize(nullptr), "synchronize");
+        CHECK(!all_are(copy, 3));
+        drain(one.comm);
+        CHECK(all_are(out, 3));
+    }
 }
 
 TEST_CASE("tickets older than the ring of events", "[simt][comm]") {
@@ -151,7 +175,7 @@ TEST_CASE("tickets older than the ring of events", "[simt][comm]") {
     DeviceArray<float> values(kCount), copy(kCount);
     DeviceArray<double> sum(std::vector<double>{1.5});
     launch_set({values.data(), 1});
-    const Ticket old = all_gather(values.data(), values.data(), kCount * sizeof(float), one.comm, {});
+    const Ticket old = all_gather(values.data(), values.data(), kBytes, one.comm, {});
     Ticket last;
     for (int i = 0; i < 600; i++) last = all_reduce_sum(sum.data(), 1, one.comm, {});
     wait(old, one.comm, {});
@@ -177,9 +201,7 @@ TEST_CASE("small host values, and counters", "[simt][comm]") {
 
 TEST_CASE("each library call that fails is reported by name", "[simt][comm]") {
     DeviceArray<float> values(kCount);
-    auto gather = [&](const Comm& comm) {
-        wait(all_gather(values.data(), values.data(), kCount * sizeof(float), comm, {}), comm, {});
-    };
+    auto gather = [&](const Comm& comm) { wait(all_gather(values.data(), values.data(), kBytes, comm, {}), comm, {}); };
     struct Case {
         const char *action, *words;
         Exit code;
@@ -221,6 +243,16 @@ TEST_CASE("each library call that fails is reported by name", "[simt][comm]") {
                                one.comm, {});
         });
     }
+    const char* const calls[] = {"ncclGroupStart", "ncclSend", "ncclRecv", "ncclGroupEnd"};
+    for (int number = 0; number < 4; number++) {
+        OneRank one;
+        DeviceArray<float> other(kCount);
+        plan("fail", number);
+        expect_error(Exit::os, {calls[number], "failed in exchange (collective 1)"}, [&] {
+            exchange({{{0, values.data(), kBytes}}, {{0, other.data(), kBytes}}}, one.comm, {});
+        });
+        CHECK(simt::nccl_comms() == 0);
+    }
     for (const char* call : {"ncclCommFinalize", "ncclCommDestroy"}) {
         OneRank one;
         plan("fail", call[8] == 'D');
@@ -245,7 +277,7 @@ TEST_CASE("the host does not wait forever for work that stalls on the device", "
     OneRank one(false, 1);
     DeviceArray<float> values(kCount);
     plan("stall");
-    const Ticket ticket = all_gather(values.data(), values.data(), kCount * sizeof(float), one.comm, {});
+    const Ticket ticket = all_gather(values.data(), values.data(), kBytes, one.comm, {});
     wait(ticket, one.comm, {});
     drain(one.comm);  // returns after the deadline, so that work waiting for the ticket continues
     CHECK(simt::nccl_comms() == 0);
