@@ -1,6 +1,8 @@
-"""Faults in the cooperation of ranks, for dev/plant_faults.py: the same form as kernel_faults.py."""
+"""Faults in the cooperation of ranks, for dev/plant_faults.py: the same form as kernel_faults.py. A row may also name
+its tests, as in host_faults.py."""
 SHARDING, TENSORS = "model/sharding.cpp", "model/tensors.cpp"
 MPI, TREE = "kernels/cpu/comm_mpi.cpp", "kernels/cpu/tree_sum.h"
+COLLECTIVE, EXCHANGE = "kernels/shared/collective.h", "exchange: test_exchange"
 NCCL, TREE_SUM = "kernels/cuda/comm_nccl.cu", "kernels/cuda/tree_sum.cu"
 
 FAULTS = [
@@ -42,9 +44,27 @@ FAULTS = [
     # ---- MPI
     (MPI, "a sum reaches the wrong rank", "tree_sum(op.out, static_cast<const float*>(op.scratch), op.count, size,",
      "tree_sum(op.out, static_cast<const float*>(op.scratch) + op.count, op.count, size - 1,"),
-    (MPI, "a request counts as finished when it starts", "return done != 0;", "return true;"),
+    (MPI, "a request counts as finished when it starts", "return pending == 0;", "return true;"),
     (MPI, "the largest of all values is their sum", "MPI_INT, MPI_MAX,", "MPI_INT, MPI_SUM,"),
     (TREE, "the tree is cut in the middle", "int(std::bit_floor(unsigned(n - 1)))", "n / 2"),
+    (MPI, "an exchange counts as finished when it starts", "return pending == 0;", "return true;",
+     f"{EXCHANGE}.MpiExchange.test_every_pattern"),
+    (MPI, "a part is received at the beginning of its message", "static_cast<std::byte*>(message.data) + begin, begin,",
+     "static_cast<std::byte*>(message.data), begin,", f"{EXCHANGE}.MpiExchange.test_large_messages"),
+    (MPI, "messages are received in reverse", "receive = parts_of(op.receive), send = parts_of(op.send);",
+     "receive = parts_of({op.receive.rbegin(), op.receive.rend()}), send = parts_of(op.send);",
+     f"{EXCHANGE}.MpiExchange.test_every_pattern"),
+    (MPI, "a full last part ends a message", "begin <= message.bytes;", "begin < message.bytes;",
+     f"{EXCHANGE}.MpiExchange.test_messages_of_unequal_sizes_are_reported"),
+    (MPI, "a short message is accepted", "code == MPI_SUCCESS && received != part.bytes", "false",
+     f"{EXCHANGE}.MpiExchange.test_messages_of_unequal_sizes_are_reported"),
+    (MPI, "all exchanges have the same tag", "int(queue.exchanges++ % kTags)", "0",
+     f"{EXCHANGE}.MpiExchange.test_a_surplus_message_is_reported"),
+    (COLLECTIVE, "a rank's messages to itself count as sent", "else if (messages == &op.send)",
+     "if (messages == &op.send)", f"{EXCHANGE}.MpiExchange.test_every_pattern"),
+    (COLLECTIVE, "one rank copies its first message only", "for (size_t i = 0; i < op.send.size(); i++)",
+     "for (size_t i = 0; i < std::min<size_t>(1, op.send.size()); i++)",
+     f"{EXCHANGE}.MpiExchange.test_every_pattern"),
     # ---- NCCL
     (NCCL, "a collective begins before its input is ready",
      "        check_cuda(cudaStreamWaitEvent(stream_, called_.get(), 0), \"cudaStreamWaitEvent\");\n", ""),
@@ -63,6 +83,20 @@ FAULTS = [
      "if (comm_) ncclCommAbort(std::exchange(comm_, nullptr));", "comm_ = nullptr;"),
     (NCCL, "the piece of the next peer is sent",
      "op.inp + peer * op.count, op.count, ncclFloat32", "op.inp + (peer + 1) % size * op.count, op.count, ncclFloat32"),
+    (NCCL, "an exchange sends to the next rank", "ncclSend(message.data, message.bytes, ncclUint8, message.rank,",
+     "ncclSend(message.data, message.bytes, ncclUint8, (message.rank + 1) % settings_.size,",
+     f"{EXCHANGE}.Exchange.test_every_pattern"),
+    (NCCL, "an exchange receives in reverse",
+     "            for (const Exchange::Message& message : op.receive)\n",
+     "            for (const Exchange::Message& message : std::vector(op.receive.rbegin(), op.receive.rend()))\n",
+     f"{EXCHANGE}.Exchange.test_every_pattern"),
+    (NCCL, "a message lacks its last byte", "ncclRecv(message.data, message.bytes,",
+     "ncclRecv(message.data, message.bytes - 1,", f"{EXCHANGE}.Exchange.test_every_pattern"),
+    (NCCL, "nothing waits for an exchange",
+     "        check_cuda(cudaEventRecord(finished_[asked_ % kEvents].get(), stream_), \"cudaEventRecord\");\n",
+     "        if (std::strcmp(name_, \"exchange\") != 0)\n"
+     "            check_cuda(cudaEventRecord(finished_[asked_ % kEvents].get(), stream_), \"cudaEventRecord\");\n",
+     f"{EXCHANGE}.Exchange.test_every_pattern"),
     (NCCL, "the group stays open after a failure", "const ncclResult_t ended = ncclGroupEnd();",
      "const ncclResult_t ended = failed ? failure : ncclGroupEnd();"),
     (NCCL, "two ranks may share a GPU", "ranks[other].gpu == info.gpu)", "false)"),
