@@ -50,10 +50,10 @@ FAULTS = [
      '                           "copy from the GPU");', "std::memcpy(piece.memory, source, piece.bytes);",
      "test_simt: *update*"),
     (OPTIMIZER, "a step's scalars are passed from the host's stack",
-     '{"elementwise_update", blocks, kThreads}, stream, op);',
-     '{"elementwise_update", blocks, kThreads}, stream, [&] {\n                static UpdateScalars scalars;\n'
+     '"elementwise_update", op, stream);',
+     '"elementwise_update", [&] {\n                static UpdateScalars scalars;\n'
      "                ElementwiseUpdate copy = op;\n                copy.scalars = &scalars;\n"
-     "                return copy;\n            }());", "test_simt: *update*"),
+     "                return copy;\n            }(), stream);", "test_simt: *update*"),
     # ---- shared memory
     (GENERAL, "tiles of wide heads are as high as others", "kRows = kMaxHeadSize > 128 ? 16 : 32;", "kRows = 32;",
      "test_simt: *attention* --shared-kib 99"),

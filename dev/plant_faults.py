@@ -37,8 +37,9 @@ MODES = [("default order", "test_simt", []), ("seed 1", "test_simt", ["--seed", 
          ("AddressSanitizer", "test_simt_asan", [])]
 # The tests that exercise a file; reduce.cuh and vector.cuh are used by everything except GEMMs.
 FAMILIES = [("attention", "*attention*"), ("norm", "*norm*"), ("cross_entropy", "*cross_entropy*"),
-            ("embedding", "*embedding*"), ("optimizer", "*update*"), ("grad_norm", "*norm_finish*"),
-            ("matmul", "*matmul*"), ("fill", "*fill*,*cast*,add"), ("dropout", "dropout*"),
+            ("embedding", "*embedding*"), ("optimizer", "*update*,*direction*"),
+            ("grad_norm", "*norm_finish*,frobenius*"), ("matmul", "*matmul*"),
+            ("fill", "*fill*,*cast*,add,scaled_add*"), ("dropout", "dropout*"),
             ("activation", "*activation*,*matmul*"), ("qk_norm_rope", "*qk_norm_rope*"), ("comm_nccl", "[comm]"),
             ("tree_sum.cu", "[comm]")]
 PROGRAM = [sys.executable, "test/program", "--failfast"]

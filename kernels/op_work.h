@@ -170,6 +170,31 @@ inline Work work_of(const ElementwiseUpdate& op, size_t elements) {
             format("rule %s, elements %zu", name_of(op.rule), elements)};
 }
 
+// Reads the gradient, reads and writes the momentum.
+inline Work work_of(const MomentumDirection& op, size_t elements) {
+    return {"momentum_direction", 0, double(elements) * 3 * sizeof(float) + bytes_of(op.direction, double(elements)),
+            format("elements %zu", elements)};
+}
+
+// Reads and writes the masters.
+inline Work work_of(const ApplyDirection& op, size_t elements) {
+    const double count = double(elements);
+    return {"apply_direction", 0, count * 2 * sizeof(float) + bytes_of(op.direction, count) + bytes_of(op.param, count),
+            format("elements %zu", elements)};
+}
+
+// inp is read twice, but counted once like every operand.
+inline Work work_of(const FrobeniusNormalize& op) {
+    return {"frobenius_normalize", 0, bytes_of(op.out, double(op.count)) + bytes_of(op.inp, double(op.count)),
+            format("count %zu", op.count)};
+}
+
+inline Work work_of(const ScaledAdd& op) {
+    const double count = double(op.count);
+    return {"scaled_add", 0, bytes_of(op.out, count) + bytes_of(op.a, count) + bytes_of(op.b, count),
+            format("count %zu", op.count)};
+}
+
 // The work of any op. `elements`: the elements of all chunks, for ops on chunks.
 template <class Op> Work work_of_any(const Op& op, size_t elements) {
     if constexpr (requires { work_of(op, elements); })

@@ -2,8 +2,8 @@
 //
 // An op is a struct of named arguments and a function with the same name. A View or ConstView is an array of
 // activations or compute weights with a runtime storage type (fp32, bf16 or fp16). The launcher dispatches on it once,
-// and fails with Exit::internal and the op's name for an unsupported combination of types; currently all views of an op
-// must have the same type. Outputs come first, then inputs, then sizes. The comment at a member gives its shape,
+// and fails with Exit::internal and the op's name for an unsupported combination of types; all views of an op must have
+// the same type unless stated. Outputs come first, then inputs, then sizes. The comment at a member gives its shape,
 // outermost dimension first, and for outputs `=` (overwritten) or `+=` (added to). All memory is device memory. All
 // arithmetic is float or wider; a value is rounded to its storage type once, when stored. Outputs never alias inputs
 // unless stated. Every op gives the same bits for the same arguments, regardless of the number of threads.
@@ -379,6 +379,61 @@ struct ElementwiseUpdate {
     int n_chunks;
 };
 void elementwise_update(const ElementwiseUpdate& op, Stream stream);
+
+// Ops of optimizers that orthogonalize the momentum of a matrix (Jordan et al., "Muon: An optimizer for hidden layers
+// in neural networks", 2024; torch.optim.Muon). Between the first and the second, the model replaces the direction.
+
+// The direction of a momentum update, where g is the gradient multiplied by grad_norm->scale:
+// m = m + (1 - momentum) (g - m);  direction = m or, with Nesterov's momentum, g + momentum (m - g).
+struct MomentumDirection {
+    View direction;                // flat  =, at the chunk's state_begin
+    float* m;                      // flat, updated, at the chunk's state_begin; starts at 0
+    const float* grad;             // flat, at the chunk's begin
+    const Chunk* chunks;           // (n_chunks), any subset, in any order
+    const UpdateScalars* scalars;  // (groups); reads `momentum`
+    const GradNorm* grad_norm;     // if a gradient is not finite, nothing changes
+    int n_chunks;
+    bool nesterov;
+};
+void momentum_direction(const MomentumDirection& op, Stream stream);
+
+// master = keep master - learning_rate direction. `cautious`: weights whose sign is opposite to their direction's
+// do not decay, so `keep` counts as 1 (Chen et al., "Cautious Weight Decay", arXiv 2510.12402, algorithm 1). The types
+// of `param` and `direction` may differ.
+struct ApplyDirection {
+    float* master;                 // flat  +=
+    View param;                    // flat  =, as in ElementwiseUpdate
+    ConstView direction;           // flat, at the chunk's state_begin
+    const Chunk* chunks;           // (n_chunks), any subset, in any order
+    const UpdateScalars* scalars;  // (groups); reads `learning_rate` and `keep`
+    const GradNorm* grad_norm;     // if a gradient is not finite, nothing changes
+    int n_chunks;
+    bool cautious;
+};
+void apply_direction(const ApplyDirection& op, Stream stream);
+
+// out = inp / max(norm, eps), where norm is the Frobenius norm of inp: the root of a sum of squares in double, rounded
+// to float. If the norm is not finite, all of out is NaN. The types of out and inp may differ. The bits do not depend
+// on addresses.
+struct FrobeniusNormalize {
+    View out;       // (count)  =; may be inp if the types are equal
+    ConstView inp;  // (count)
+    void* scratch;  // frobenius_normalize_scratch_bytes
+    size_t count;
+    float eps;
+};
+void frobenius_normalize(const FrobeniusNormalize& op, Stream stream);
+size_t frobenius_normalize_scratch_bytes(const FrobeniusNormalize& op);
+
+// out = alpha a + beta b, as a multiply-add in float of alpha, a and the rounded product beta b. Each array may be fp32
+// or of a 16-bit type, the same one in all arrays.
+struct ScaledAdd {
+    View out;        // (count)  =; may be an input of the same type
+    ConstView a, b;  // (count)
+    size_t count;
+    float alpha, beta;
+};
+void scaled_add(const ScaledAdd& op, Stream stream);
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Filling and casting.

@@ -15,6 +15,7 @@ static const std::vector<OptimizerRow>& optimizer_table() {
         {K::lion, {{"m"}}, {{&S::beta1, 0.9}, {&S::beta2, 0.99}}},
         {K::rmsprop, {{"v"}}, {{&S::alpha, 0.99}, {&S::eps, 1e-8}}},
         {K::adagrad, {{"v"}}, {{&S::eps, 1e-10}}},
+        {K::muon, {{"m"}}, {{&S::momentum, 0.95}}, true, true},
     };
     return table;
 }
@@ -34,6 +35,9 @@ std::string users_of(double OptimizerSettings::*setting) {
 }
 
 void set_optimizer(OptimizerSettings& settings, OptimizerKind kind) {
+    const OptimizerRow& row = optimizer_row(kind);
     settings.name = kind;
-    for (const OptimizerSetting& setting : optimizer_row(kind).settings) settings.*setting.value = setting.initial;
+    settings.nesterov = row.nesterov;
+    for (const OptimizerKind reads : {row.whole_matrices ? settings.scalar_name : kind, kind})
+        for (const OptimizerSetting& setting : optimizer_row(reads).settings) settings.*setting.value = setting.initial;
 }

@@ -19,11 +19,15 @@ using TensorGroups = std::vector<TensorGroup>;
 // The optimizer and its settings, constant for a whole run. StepSettings has the values that change between steps.
 struct OptimizerSettings {
     OptimizerKind name = OptimizerKind::adamw;
+    OptimizerKind scalar_name = OptimizerKind::adamw;  // of the tensors to which `name` does not apply
     double beta1 = 0.9, beta2 = 0.95;
     double eps = 1e-8;
     double momentum = 0.9;
     double alpha = 0.99;
     bool nesterov = false;
+    MuonIteration muon_iteration = MuonIteration::newton_schulz;
+    MuonScale muon_scale = MuonScale::adamw_rms;
+    bool cautious_decay = false;  // Muon's decay of weights only towards their update
     double weight_decay = 0.1;
     double grad_clip = 1.0;    // maximum global gradient norm; 0: no clipping
     TensorGroups groups = {};  // a later group overrides an earlier one
@@ -44,6 +48,8 @@ struct OptimizerRow {
     OptimizerKind kind;
     std::vector<StateSlot> slots;
     std::vector<OptimizerSetting> settings;
+    bool whole_matrices = false;  // applies to tensors with TensorRole::matrix only, and reads each matrix as a whole
+    bool nesterov = false;        // the default of OptimizerSettings::nesterov
 };
 
 const OptimizerRow& optimizer_row(OptimizerKind kind);
@@ -51,5 +57,5 @@ const OptimizerRow& optimizer_row(OptimizerKind kind);
 // Returns the names of the optimizers that read a setting: "adamw, adam".
 std::string users_of(double OptimizerSettings::*setting);
 
-// Selects an optimizer and gives the settings that it reads their defaults.
+// Selects an optimizer and gives the settings that it reads, and its scalar_name, their defaults.
 void set_optimizer(OptimizerSettings& settings, OptimizerKind kind);

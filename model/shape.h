@@ -82,6 +82,10 @@ struct GptShape {
     int kv_channels() const { return 2 * kv_heads() * head_size(); }         // keys and values, after the queries
     int fc_channels() const { return gated_mlp ? 2 * hidden() : hidden(); }  // gate, then up
 
+    // The rows of the matrices that a tensor stacks.
+    std::vector<int> qkv_rows() const { return {attention_channels(), kv_channels() / 2, kv_channels() / 2}; }
+    std::vector<int> fc_rows() const { return std::vector<int>(gated_mlp ? 2 : 1, hidden()); }
+
     // Whether the model has a tensor; used by tensor_table().
     bool always() const { return true; }
     bool has_positions() const { return position == PositionKind::learned; }

@@ -10,7 +10,8 @@
 #include "model/arena.h"        // IWYU pragma: export
 #include "model/gpt.h"          // IWYU pragma: export
 #include "model/layers.h"
-#include "model/update.h"  // IWYU pragma: export
+#include "model/matrices.h"  // IWYU pragma: export
+#include "model/update.h"    // IWYU pragma: export
 
 // A micro-step's place within its step.
 struct MicroStep {
@@ -71,6 +72,7 @@ struct GptState {
     ops::Chunk* all_chunks = nullptr;  // the whole grid
     ops::Chunk* own_chunks = nullptr;  // this rank's chunks, in own_grad
     UpdateLayout update;               // empty without training
+    MatrixState matrix;
     std::vector<ops::Chunk> host_update_chunks;
     ops::Chunk* update_chunks = nullptr;  // the chunks that this rank updates
     std::vector<ops::UpdateScalars> host_update_scalars;

@@ -21,7 +21,10 @@ bool is_in(const TensorGroup& group, const Tensor& tensor) {
 
 UpdateGroup group_of(const OptimizerSettings& settings, const Tensor& tensor) {
     const bool is_vector = tensor_table()[size_t(tensor.row)].role == TensorRole::vector;
-    UpdateGroup result{.rule = settings.name, .weight_decay = is_vector ? 0 : settings.weight_decay};
+    const bool is_matrix = tensor_table()[size_t(tensor.row)].role == TensorRole::matrix;
+    const bool applies = is_matrix || !optimizer_row(settings.name).whole_matrices;
+    UpdateGroup result{.rule = applies ? settings.name : settings.scalar_name,
+                       .weight_decay = is_vector ? 0 : settings.weight_decay};
     for (const TensorGroup& group : settings.groups) {
         if (!is_in(group, tensor)) continue;
         result.lr_scale = group.lr_scale;
@@ -146,6 +149,10 @@ ops::UpdateScalars update_scalars(const OptimizerSettings& settings, const Updat
             .one_minus_alpha = float(1 - settings.alpha)};
 }
 
+OpNote note_of_rule(const GptState& s, const RuleState& rule) {
+    return note_of(s.host_update_chunks.data() + rule.first_chunk, rule.n_chunks, s);
+}
+
 void update(GptState& s) {
     const int n_own = int(s.host_own_chunks.size()), n_all = int(s.host_all_chunks.size());
     const StepSums sums = step_sums(s);
@@ -165,7 +172,9 @@ void update(GptState& s) {
 
     // Without shards, a rank measures only its own part of the gradients, so that each is counted once, but updates all
     // parameters.
+    const Ticket directions = begin_matrices(s);
     for (const RuleState& rule : s.update.rules) {
+        if (optimizer_row(rule.rule).whole_matrices) continue;
         ops::ElementwiseUpdate op{.rule = rule.rule,
                                   .master = s.master,
                                   .param = s.options.precision == Dtype::fp32 ? View() : s.own_param,
@@ -176,8 +185,8 @@ void update(GptState& s) {
                                   .grad_norm = s.grad_norm,
                                   .n_chunks = rule.n_chunks};
         std::ranges::copy(rule.slots, op.state);
-        run(s.stream, ops::elementwise_update, op,
-            note_of(s.host_update_chunks.data() + rule.first_chunk, rule.n_chunks, s));
+        run(s.stream, ops::elementwise_update, op, note_of_rule(s, rule));
     }
+    finish_matrices(s, directions);
     s.update_time.stop(s.stream);
 }

@@ -1,6 +1,7 @@
 // How the optimizers divide the tensors of a rank, and the update of a step.
 #pragma once
 
+#include "kernels/op_stream.h"
 #include "kernels/ops.h"
 #include "model/options.h"
 #include "model/tensors.h"
@@ -61,3 +62,6 @@ ops::UpdateScalars update_scalars(const OptimizerSettings& settings, const Updat
 // ranks.
 struct GptState;
 void update(GptState& s);
+
+// The elements of the chunks that a rule updates, for a trace.
+OpNote note_of_rule(const GptState& s, const RuleState& rule);

@@ -46,8 +46,16 @@ constexpr auto names_of(AttentionBias) { return std::array{"none", "qkv", "all"}
 enum class QkNorm : int { none, unit, weight };
 constexpr auto names_of(QkNorm) { return std::array{"none", "unit", "weight"}; }
 
-enum class OptimizerKind : int { adamw, adam, sgd, lion, rmsprop, adagrad };
-constexpr auto names_of(OptimizerKind) { return std::array{"adamw", "adam", "sgd", "lion", "rmsprop", "adagrad"}; }
+enum class OptimizerKind : int { adamw, adam, sgd, lion, rmsprop, adagrad, muon };
+constexpr auto names_of(OptimizerKind) {
+    return std::array{"adamw", "adam", "sgd", "lion", "rmsprop", "adagrad", "muon"};
+}
+
+// The polynomials by which Muon orthogonalizes a matrix, and the scale of the result.
+enum class MuonIteration : int { newton_schulz, polar_express };
+constexpr auto names_of(MuonIteration) { return std::array{"newton_schulz", "polar_express"}; }
+enum class MuonScale : int { adamw_rms, shape };
+constexpr auto names_of(MuonScale) { return std::array{"adamw_rms", "shape"}; }
 
 // The kinds of tensors, by which optimizers choose their rule and settings.
 enum class TensorRole : int { matrix, embedding, head, vector };

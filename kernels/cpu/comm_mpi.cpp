@@ -292,7 +292,7 @@ Ticket exchange(const Exchange& op, const Comm& comm, Stream stream) {
     auto check = [receive, rank = comm.rank](size_t i, int code, const MPI_Status& status) {
         if (i < receive.size()) check_received(receive[i], rank, code, status);
     };
-    // MPI keeps the order of a pair's messages. A tag of its own keeps a surplus message out of the next exchange.
+    // MPI keeps the order of a pair's messages. A separate tag keeps a surplus message out of the next exchange.
     const int tag = int(queue.exchanges++ % kTags);
     auto begin = [receive = std::move(receive), send = std::move(send), tag](MPI_Request* request) {
         int code = MPI_SUCCESS;

@@ -37,6 +37,19 @@ void add(const Add& op, Stream) {
     });
 }
 
+void scaled_add(const ScaledAdd& op, Stream) {
+    dispatch("scaled_add", op.out, op.a, op.b, [&]<class Out, class A, class B>() {
+        parallel_blocks(op.count, kBlock, [&](size_t begin, size_t end) {
+            Out* out = op.out.template as<Out>();
+            const A* a = op.a.template as<A>();
+            const B* b = op.b.template as<B>();
+#pragma omp simd
+            for (size_t i = begin; i < end; i++)
+                out[i] = from_float<Out>(std::fma(op.alpha, to_float(a[i]), op.beta * to_float(b[i])));
+        });
+    });
+}
+
 void cast(const Cast& op, Stream) {
     dispatch("cast", {op.out}, [&]<class T>() {
         parallel_blocks(op.count, kBlock, [&](size_t begin, size_t end) {

@@ -1,4 +1,4 @@
-// Gradient norm and elementwise updates over chunks of flat arrays. Reads and writes each element once.
+// Norms, and updates over chunks of flat arrays. An update reads and writes each element once.
 
 #include "kernels/cpu/parallel.h"
 #include "kernels/device.h"
@@ -17,11 +17,17 @@ template <class T> void store_param(T* param, const float* master, const Chunk& 
     for (int i = 0; i < chunk.count; i++) param[chunk.begin + i] = from_float<T>(master[chunk.begin + i]);
 }
 
-double squared_sum(const float* values, int count) {
+template <class T> double squared_sum(const T* values, int count) {
     double sum = 0;
 #pragma omp simd reduction(+ : sum)
-    for (int i = 0; i < count; i++) sum += double(values[i]) * double(values[i]);
+    for (int i = 0; i < count; i++) sum += double(to_float(values[i])) * double(to_float(values[i]));
     return sum;
+}
+
+// Calls body(chunk) for each chunk, or for none if a gradient is not finite.
+template <class Op, class Body> void for_chunks(const Op& op, Body&& body) {
+    if (op.grad_norm->non_finite_tensor >= 0) return;
+    parallel_blocks(op.n_chunks, 1, [&](size_t i, size_t) { body(op.chunks[i]); });
 }
 
 template <class Rule> void update_chunk(const ElementwiseUpdate& op, const Chunk& chunk) {
@@ -39,6 +45,28 @@ template <class Rule> void update_chunk(const ElementwiseUpdate& op, const Chunk
         for (int k = 0; k < Rule::kStates; k++) states[k][i] = state[k];
     }
 }
+
+template <class T> void direct_chunk(const MomentumDirection& op, const Chunk& chunk) {
+    const float momentum = op.scalars[chunk.group].momentum, grad_scale = op.grad_norm->scale;
+    T* direction = op.direction.as<T>() + chunk.state_begin;
+    float* m = op.m + chunk.state_begin;
+    const float* grad = op.grad + chunk.begin;
+#pragma omp simd
+    for (int i = 0; i < chunk.count; i++)
+        direction[i] = from_float<T>(momentum_step(momentum, op.nesterov, grad[i], grad_scale, m[i]));
+}
+
+template <class T> void apply_chunk(const ApplyDirection& op, const Chunk& chunk) {
+    const float keep = op.scalars[chunk.group].keep;
+    const float step = op.scalars[chunk.group].learning_rate;
+    float* master = op.master + chunk.begin;
+    const T* direction = op.direction.as<T>() + chunk.state_begin;
+#pragma omp simd
+    for (int i = 0; i < chunk.count; i++)
+        master[i] = stepped(keep, op.cautious, step, to_float(direction[i]), master[i]);
+}
+
+constexpr size_t kPart = 1 << 15;  // elements of a matrix that are summed at a time
 
 }  // namespace
 
@@ -67,13 +95,48 @@ void grad_norm_finish(const GradNormFinish& op, Stream) {
 void elementwise_update(const ElementwiseUpdate& op, Stream) {
     dispatch("elementwise_update", op.param.dtype, [&]<class T>() {
         dispatch(op.rule, [&]<class Rule>() {
-            if (op.grad_norm->non_finite_tensor >= 0) return;
-            parallel_blocks(op.n_chunks, 1, [&](size_t i, size_t) {
-                update_chunk<Rule>(op, op.chunks[i]);
-                store_param(op.param.template as<T>(), op.master, op.chunks[i]);
+            for_chunks(op, [&](const Chunk& chunk) {
+                update_chunk<Rule>(op, chunk);
+                store_param(op.param.template as<T>(), op.master, chunk);
             });
         });
     });
+}
+
+void momentum_direction(const MomentumDirection& op, Stream) {
+    dispatch("momentum_direction", {op.direction},
+             [&]<class T>() { for_chunks(op, [&](const Chunk& chunk) { direct_chunk<T>(op, chunk); }); });
+}
+
+void apply_direction(const ApplyDirection& op, Stream) {
+    dispatch("apply_direction", op.param, op.direction, [&]<class Param, class T>() {
+        for_chunks(op, [&](const Chunk& chunk) {
+            apply_chunk<T>(op, chunk);
+            store_param(op.param.template as<Param>(), op.master, chunk);
+        });
+    });
+}
+
+void frobenius_normalize(const FrobeniusNormalize& op, Stream) {
+    dispatch("frobenius_normalize", op.out, op.inp, [&]<class Out, class In>() {
+        Out* out = op.out.template as<Out>();
+        const In* inp = op.inp.template as<In>();
+        double* sums = static_cast<double*>(op.scratch);
+        parallel_blocks(op.count, kPart, [&](size_t begin, size_t end) {
+            sums[begin / kPart] = squared_sum(inp + begin, int(end - begin));
+        });
+        double sum = 0;
+        for (size_t part = 0; part * kPart < op.count; part++) sum += sums[part];
+        const float divisor = frobenius_divisor(sum, op.eps);
+        parallel_blocks(op.count, kPart, [&](size_t begin, size_t end) {
+#pragma omp simd
+            for (size_t i = begin; i < end; i++) out[i] = from_float<Out>(to_float(inp[i]) / divisor);
+        });
+    });
+}
+
+size_t frobenius_normalize_scratch_bytes(const FrobeniusNormalize& op) {
+    return (op.count + kPart - 1) / kPart * sizeof(double);
 }
 
 }  // namespace ops

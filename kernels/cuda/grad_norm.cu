@@ -1,14 +1,20 @@
-// The Euclidean norm of all gradients, and whether they are finite.
+// The Euclidean norm of all gradients, and whether they are finite. The normalization of a matrix by its norm.
 //
 // squared_sums: one block per chunk, packs of 4 floats, sums in double; 4 bytes per element. The square of a float
 // never overflows a double, so a sum is finite if and only if its elements are. grad_norm_finish: one block over the
 // chunks' sums. The order of both sums depends only on the chunks, not on their place in memory or on the GPU.
+//
+// frobenius_normalize: the first kernel sums the squares of at most 1024 parts, one block each. In the second, every
+// block adds all parts' sums in the same order, and divides its part. Reads inp twice, the second time from L2 if the
+// matrix fits there. The order of the sums depends only on `count`.
 #include <cmath>
 
 #include "kernels/cuda/ptx.cuh"
 #include "kernels/cuda/reduce.cuh"
 #include "kernels/cuda/vector.cuh"
 #include "kernels/ops.h"
+#include "kernels/shared/dispatch.h"
+#include "kernels/shared/update_rules.h"
 
 namespace ops {
 
@@ -21,11 +27,11 @@ constexpr int kBatch = 4;  // packs in flight per thread
 using SquaredSumsShared = double[kWarps];
 
 // One thread's part of a chunk: packs t, t + 512, ...; a partial last pack is padded with 0.
-template <bool kAligned> __device__ double sum_of_squares(const float* __restrict__ values, int count) {
+template <bool kAligned, class T> __device__ double sum_of_squares(const T* __restrict__ values, int count) {
     double sum = 0;
-    constexpr int kStep = kThreads * kPackSize<float>;
-    for (int first = int(threadIdx.x) * kPackSize<float>; first < count; first += kBatch * kStep) {
-        Pack<float> pack[kBatch];
+    constexpr int kStep = kThreads * kPackSize<T>;
+    for (int first = int(threadIdx.x) * kPackSize<T>; first < count; first += kBatch * kStep) {
+        Pack<T> pack[kBatch];
 #pragma unroll
         for (int k = 0; k < kBatch; k++) {
             const int i = first + k * kStep;
@@ -78,6 +84,53 @@ __global__ void __launch_bounds__(kThreads) grad_norm_finish_kernel(GradNormFini
                .reserved = 0};
 }
 
+constexpr int kMinPart = 8192;   // elements
+constexpr int kMaxParts = 1024;  // few enough that every block can read all their sums
+
+// The parts of a matrix. All begin at whole packs, if the matrix does.
+struct Parts {
+    int size;  // elements
+    int count;
+
+    HOST_DEVICE explicit Parts(size_t elements) {
+        const size_t equal = (elements + kMaxParts - 1) / kMaxParts;
+        size = equal <= kMinPart ? kMinPart : int((equal + kPackSize<bf16> - 1) / kPackSize<bf16> * kPackSize<bf16>);
+        count = int((elements + size - 1) / size);
+    }
+    // The first element of this block's part, and the number of its elements.
+    __device__ size_t begin() const { return size_t(blockIdx.x) * size; }
+    __device__ int available(size_t elements) const { return int(min(elements - begin(), size_t(size))); }
+};
+
+template <class In, bool kAligned>
+__global__ void __launch_bounds__(kThreads) frobenius_sums_kernel(FrobeniusNormalize op) {
+    SquaredSumsShared& s_sum = shared_memory<SquaredSumsShared>();
+    const Parts parts(op.count);
+    const In* inp = op.inp.template as<In>() + parts.begin();
+    const double sum = block_sum(sum_of_squares<kAligned>(inp, parts.available(op.count)), s_sum);
+    if (threadIdx.x == 0) static_cast<double*>(op.scratch)[blockIdx.x] = sum;
+}
+
+template <class Out, class In, bool kAligned>
+__global__ void __launch_bounds__(kThreads) frobenius_normalize_kernel(FrobeniusNormalize op) {
+    SquaredSumsShared& s_sum = shared_memory<SquaredSumsShared>();
+    const Parts parts(op.count);
+    const double* __restrict__ sums = static_cast<const double*>(op.scratch);
+    double sum = 0;
+    for (int i = int(threadIdx.x); i < parts.count; i += kThreads) sum += sums[i];
+    const float divisor = frobenius_divisor(block_sum(sum, s_sum), op.eps);
+    constexpr int kSize = kPackSize<float>;
+    Out* out = op.out.template as<Out>() + parts.begin();
+    const In* inp = op.inp.template as<In>() + parts.begin();
+    const int available = parts.available(op.count);
+    for (int i = int(threadIdx.x) * kSize; i < available; i += kThreads * kSize) {
+        auto x = unpack(load_some<kAligned, In, kSize>(inp + i, available - i));
+#pragma unroll
+        for (float& value : x.value) value = value / divisor;
+        store_some<kAligned>(out + i, pack_floats(x.template as<Out>()), available - i);
+    }
+}
+
 }  // namespace
 
 void squared_sums(const SquaredSums& op, Stream stream) {
@@ -88,6 +141,22 @@ void squared_sums(const SquaredSums& op, Stream stream) {
 
 void grad_norm_finish(const GradNormFinish& op, Stream stream) {
     launch(grad_norm_finish_kernel, {"grad_norm_finish", dim3(1), kThreads, sizeof(FinishShared)}, stream, op);
+}
+
+void frobenius_normalize(const FrobeniusNormalize& op, Stream stream) {
+    dispatch("frobenius_normalize", op.out, op.inp, [&]<class Out, class In>() {
+        if (op.count == 0) return;
+        const Launch config{"frobenius_normalize", blocks_for(size_t(Parts(op.count).count), 1), kThreads,
+                            sizeof(SquaredSumsShared)};
+        const bool aligned = are_aligned(16, {op.out, op.inp});
+        launch(aligned ? frobenius_sums_kernel<In, true> : frobenius_sums_kernel<In, false>, config, stream, op);
+        launch(aligned ? frobenius_normalize_kernel<Out, In, true> : frobenius_normalize_kernel<Out, In, false>, config,
+               stream, op);
+    });
+}
+
+size_t frobenius_normalize_scratch_bytes(const FrobeniusNormalize& op) {
+    return size_t(Parts(op.count).count) * sizeof(double);
 }
 
 }  // namespace ops

@@ -1,7 +1,7 @@
-// An elementwise update of all chunks in one launch: 2 blocks per chunk, packs of 4 elements, each array read and
-// written once. Moved per element: AdamW 28 bytes (master, m and v both ways, grad once), SGD 20, plus 2 for a 16-bit
-// parameter. Numerics: float, with the same roundings as on the CPU and IEEE division and square root. If a gradient is
-// not finite (grad_norm), every block returns.
+// Updates of all chunks in one launch: 2 blocks per chunk, packs of 4 elements, each array read and written once. Moved
+// per element: AdamW 28 bytes (master, m and v both ways, grad once), SGD 20, plus 2 for a 16-bit parameter;
+// momentum_direction and apply_direction 14 and 12 with 16-bit arrays. Numerics: float, with the same roundings as on
+// the CPU and IEEE division and square root. If a gradient is not finite (grad_norm), every block returns.
 
 #include "kernels/cuda/vector.cuh"
 #include "kernels/ops.h"
@@ -19,8 +19,15 @@ constexpr int kSize = kPackSize<float>;
 
 using Four = Floats<float, kSize>;
 
-// Calls body.template operator()<whole>(offset in the chunk, available) for the packs of this block's part.
-template <class Body> __device__ void for_packs(const Chunk& chunk, bool aligned, Body body) {
+template <class Op> __device__ const Chunk& chunk_of_block(const Op& op) {
+    return op.chunks[blockIdx.x / kBlocksPerChunk];
+}
+
+// Calls body.template operator()<whole>(offset in the chunk, available) for the packs of this block's part, or for none
+// if a gradient is not finite.
+template <class Body>
+__device__ void for_packs(const GradNorm* grad_norm, const Chunk& chunk, bool aligned, Body body) {
+    if (grad_norm->non_finite_tensor >= 0) return;
     const int begin = int(blockIdx.x) % kBlocksPerChunk * kBlockElements;
     const int end = min(chunk.count, begin + kBlockElements);
     for (int i = begin + int(threadIdx.x) * kSize; i < end; i += kThreads * kSize) {
@@ -31,8 +38,8 @@ template <class Body> __device__ void for_packs(const Chunk& chunk, bool aligned
     }
 }
 
-template <class T> __device__ bool is_aligned(const T* values) {
-    return reinterpret_cast<uintptr_t>(values) % (kSize * sizeof(T)) == 0;
+template <class... T> __device__ bool is_aligned(const T*... arrays) {
+    return ((reinterpret_cast<uintptr_t>(arrays) % (kSize * sizeof(T)) == 0) && ...);
 }
 
 // One chunk's part of the arrays.
@@ -48,7 +55,7 @@ template <class T, int kStates> struct ChunkArrays {
         for (int k = 0; k < kStates; k++) state[k] = op.state[k] + chunk.state_begin;
     }
     __device__ bool are_aligned() const {
-        bool aligned = is_aligned(master) && is_aligned(param) && is_aligned(grad);
+        bool aligned = is_aligned(master, param, grad);
         for (int k = 0; k < kStates; k++) aligned = aligned && is_aligned(state[k]);
         return aligned;
     }
@@ -57,12 +64,11 @@ template <class T, int kStates> struct ChunkArrays {
 template <class Rule, class T>
 __global__ void __launch_bounds__(kThreads) elementwise_update_kernel(ElementwiseUpdate op) {
     constexpr int kStates = Rule::kStates;
-    const Chunk chunk = op.chunks[blockIdx.x / kBlocksPerChunk];
-    if (op.grad_norm->non_finite_tensor >= 0) return;
+    const Chunk chunk = chunk_of_block(op);
     const UpdateScalars s = op.scalars[chunk.group];
     const float grad_scale = op.grad_norm->scale;
     const ChunkArrays<T, kStates> arrays(op, chunk);
-    for_packs(chunk, arrays.are_aligned(), [&]<bool kWhole>(int place, int available) {
+    for_packs(op.grad_norm, chunk, arrays.are_aligned(), [&]<bool kWhole>(int place, int available) {
         const Four gradient = unpack(load_pack<kWhole>(arrays.grad + place, available));
         Four master = unpack(load_pack<kWhole>(arrays.master + place, available));
         Four states[kStates];
@@ -85,15 +91,64 @@ __global__ void __launch_bounds__(kThreads) elementwise_update_kernel(Elementwis
     });
 }
 
+template <class T> __global__ void __launch_bounds__(kThreads) momentum_direction_kernel(MomentumDirection op) {
+    const Chunk chunk = chunk_of_block(op);
+    const float momentum = op.scalars[chunk.group].momentum, grad_scale = op.grad_norm->scale;
+    T* direction = op.direction.template as<T>() + chunk.state_begin;
+    float* m = op.m + chunk.state_begin;
+    const float* grad = op.grad + chunk.begin;
+    for_packs(op.grad_norm, chunk, is_aligned(direction, m, grad), [&]<bool kWhole>(int place, int available) {
+        const Four gradient = unpack(load_pack<kWhole>(grad + place, available));
+        Four average = unpack(load_pack<kWhole>(m + place, available)), step;
+#pragma unroll
+        for (int i = 0; i < kSize; i++)
+            step.value[i] = momentum_step(momentum, op.nesterov, gradient.value[i], grad_scale, average.value[i]);
+        store_pack<kWhole>(m + place, pack_floats(average), available);
+        store_pack<kWhole>(direction + place, pack_floats(step.template as<T>()), available);
+    });
+}
+
+template <class Param, class T> __global__ void __launch_bounds__(kThreads) apply_direction_kernel(ApplyDirection op) {
+    const Chunk chunk = chunk_of_block(op);
+    const float keep = op.scalars[chunk.group].keep;
+    const float step = op.scalars[chunk.group].learning_rate;
+    float* master = op.master + chunk.begin;
+    Param* param = op.param ? op.param.template as<Param>() + chunk.begin : nullptr;
+    const T* direction = op.direction.template as<T>() + chunk.state_begin;
+    for_packs(op.grad_norm, chunk, is_aligned(master, param, direction), [&]<bool kWhole>(int place, int available) {
+        const auto toward = unpack(load_pack<kWhole, T, kSize>(direction + place, available));
+        Four weight = unpack(load_pack<kWhole>(master + place, available));
+#pragma unroll
+        for (int i = 0; i < kSize; i++)
+            weight.value[i] = stepped(keep, op.cautious, step, toward.value[i], weight.value[i]);
+        store_pack<kWhole>(master + place, pack_floats(weight), available);
+        if (param) store_pack<kWhole>(param + place, pack_floats(weight.template as<Param>()), available);
+    });
+}
+
+template <class Op> void launch_chunks(void (*kernel)(Op), const char* name, const Op& op, Stream stream) {
+    if (op.n_chunks <= 0) return;
+    launch(kernel, {name, blocks_for(size_t(op.n_chunks) * kBlocksPerChunk, 1), kThreads}, stream, op);
+}
+
 }  // namespace
 
 void elementwise_update(const ElementwiseUpdate& op, Stream stream) {
     dispatch("elementwise_update", op.param.dtype, [&]<class T>() {
         dispatch(op.rule, [&]<class Rule>() {
-            if (op.n_chunks <= 0) return;
-            const dim3 blocks = blocks_for(size_t(op.n_chunks) * kBlocksPerChunk, 1);
-            launch(elementwise_update_kernel<Rule, T>, {"elementwise_update", blocks, kThreads}, stream, op);
+            launch_chunks(elementwise_update_kernel<Rule, T>, "elementwise_update", op, stream);
         });
+    });
+}
+
+void momentum_direction(const MomentumDirection& op, Stream stream) {
+    dispatch("momentum_direction", {op.direction},
+             [&]<class T>() { launch_chunks(momentum_direction_kernel<T>, "momentum_direction", op, stream); });
+}
+
+void apply_direction(const ApplyDirection& op, Stream stream) {
+    dispatch("apply_direction", op.param, op.direction, [&]<class Param, class T>() {
+        launch_chunks(apply_direction_kernel<Param, T>, "apply_direction", op, stream);
     });
 }
 

@@ -38,6 +38,30 @@ template <class Body> void dispatch(const char* op, std::initializer_list<ConstV
     dispatch(op, storage_type(op, arrays), body);
 }
 
+// Calls body.operator()<First, Second>() for the storage types of two arrays, which may differ.
+template <class Body> void dispatch(const char* op, ConstView first, ConstView second, Body&& body) {
+    dispatch(op, first.dtype, [&]<class First>() {
+        dispatch(op, second.dtype, [&]<class Second>() { body.template operator()<First, Second>(); });
+    });
+}
+
+template <class T, class... Types> inline constexpr bool has_type = (std::is_same_v<T, Types> || ...);
+
+// The same for three arrays, each fp32 or of a 16-bit type. Fails with Exit::internal and the op's name if the arrays
+// have both 16-bit types.
+template <class Body> void dispatch(const char* op, ConstView first, ConstView second, ConstView third, Body&& body) {
+    dispatch(op, first, second, [&]<class First, class Second>() {
+        dispatch(op, third.dtype, [&]<class Third>() {
+            constexpr bool kBothTypes = has_type<bf16, First, Second, Third> && has_type<fp16, First, Second, Third>;
+            if constexpr (!kBothTypes)
+                body.template operator()<First, Second, Third>();
+            else
+                fail(Exit::internal, "%s: arrays of type %s, %s and %s; one array is bf16 and another fp16", op,
+                     name_of(first.dtype), name_of(second.dtype), name_of(third.dtype));
+        });
+    });
+}
+
 // Calls body.operator()<function>(). Fails with Exit::internal and the op's name if function is `none`.
 template <class Body> void dispatch(const char* op, ActivationFunction function, Body&& body) {
     switch (function) {

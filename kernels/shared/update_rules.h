@@ -1,4 +1,4 @@
-// The formulas of elementwise_update, written once for all backends.
+// The formulas of the updates, written once for all backends.
 //
 // A rule is a struct with kStates, the number of its state arrays, and update(), which changes one master weight and
 // its state. `g` is the gradient after clipping. Products that feed sums are fused explicitly, so that all devices
@@ -87,6 +87,25 @@ struct AdagradRule {
     }
 };
 
+// Updates m and returns the direction of momentum_direction. The scaled gradient is a factor of multiply-adds, because
+// compilers would fuse its product with a subtraction or not.
+HOST_DEVICE inline float momentum_step(float momentum, bool nesterov, float grad, float grad_scale, float& m) {
+    m = std::fma(1 - momentum, std::fma(grad, grad_scale, -m), m);
+    return nesterov ? std::fma(momentum, std::fma(-grad, grad_scale, m), grad * grad_scale) : m;
+}
+
+// The master weight after a step along the direction. Compares signs, because a product could underflow.
+HOST_DEVICE inline float stepped(float keep, bool cautious, float step, float direction, float master) {
+    const bool opposite = (direction > 0 && master < 0) || (direction < 0 && master > 0);
+    return std::fma(master, cautious && opposite ? 1 : keep, -step * direction);
+}
+
+// The divisor of frobenius_normalize. NaN if the norm is not finite, because a quotient by infinity would be 0.
+HOST_DEVICE inline float frobenius_divisor(double squared_sum, float eps) {
+    const float norm = float(std::sqrt(squared_sum));
+    return norm < INFINITY ? (norm > eps ? norm : eps) : NAN;
+}
+
 // Calls body.operator()<Rule>().
 template <class Body> void dispatch(OptimizerKind rule, Body&& body) {
     switch (rule) {
@@ -96,6 +115,7 @@ template <class Body> void dispatch(OptimizerKind rule, Body&& body) {
         case OptimizerKind::lion: return body.template operator()<LionRule>();
         case OptimizerKind::rmsprop: return body.template operator()<RmspropRule>();
         case OptimizerKind::adagrad: return body.template operator()<AdagradRule>();
+        case OptimizerKind::muon: break;
     }
     fail(Exit::internal, "elementwise_update: rule %d is not elementwise", int(rule));
 }

@@ -63,6 +63,11 @@ void check_parts(const Config& c, Check& check) {
                c.loss_scale.fixed));
 }
 
+void check_optimizer(const Config& c, Check& check) {
+    check.that(!optimizer_row(c.optim.scalar_name).whole_matrices,
+               format("optim.scalar_name must be an optimizer of vectors, is \"%s\"", name_of(c.optim.scalar_name)));
+}
+
 // Checks that some limit ends the run, and that the schedule and the validations are compatible with it.
 void check_end(const Config& c, Check& check) {
     const int warmup = c.schedule.warmup_steps, steps = c.train.max_steps, cooldown = cooldown_steps(c, steps);
@@ -108,6 +113,7 @@ void check_config(const Config& c, const std::string& origin, int world) {
     const std::string model = c.model.problem();
     check.that(model.empty(), model);
     check_parts(c, check);
+    check_optimizer(c, check);
     check_end(c, check);
     check_batch(c, world, check);
     if (!check.problems.empty()) fail(Exit::config, "%s: %s", origin, joined(check.problems));

@@ -19,7 +19,7 @@ using Json = nlohmann::ordered_json;
 
 constexpr size_t kMaxFile = 1 << 20;
 constexpr size_t kDeepest = 8;
-constexpr std::string_view kFamilyKey = "model.family", kOptimizerKey = "optim.name";
+constexpr std::string_view kFamilyKey = "model.family", kOptimizerKey = "optim.name", kScalarKey = "optim.scalar_name";
 
 std::string section_of(const std::string& key) { return key.substr(0, key.find('.')); }
 
@@ -68,7 +68,7 @@ std::string canonical(const std::string& key) {
 }
 
 // Whether a key sets the defaults of other keys.
-bool sets_defaults(std::string_view key) { return key == kFamilyKey || key == kOptimizerKey; }
+bool sets_defaults(std::string_view key) { return key == kFamilyKey || key == kOptimizerKey || key == kScalarKey; }
 
 const Option& option_named(const std::vector<Option>& table, const std::string& key, const std::string& origin) {
     const auto found = std::ranges::find(table, canonical(key), &Option::key);
@@ -123,6 +123,7 @@ Json nested(const std::vector<Option>& options) {
 std::vector<Option> changed_options(Config& config) {
     Config plain, defaults;
     set_family(defaults.model, config.model.family);
+    defaults.optim.scalar_name = config.optim.scalar_name;
     set_optimizer(defaults.optim, config.optim.name);
     const std::vector<Option> plain_table = option_table(plain), table = option_table(defaults);
     std::vector<Option> changed = option_table(config);
@@ -232,7 +233,7 @@ void override_config(Config& config, const std::string& assignment) {
     const std::vector<Option> table = option_table(config);
     const Option& option = assign(table, assignment);
     if (option.key == kFamilyKey) set_family(config.model, config.model.family);
-    if (option.key == kOptimizerKey) set_optimizer(config.optim, config.optim.name);
+    if (option.key == kOptimizerKey || option.key == kScalarKey) set_optimizer(config.optim, config.optim.name);
 }
 
 int default_head_rows(int batch_size, int seq_len) {

@@ -25,8 +25,8 @@ enum class Effect { result, none };
 struct Option {
     const char* key;  // "section.name"
     std::variant<bool*, int*, int64_t*, uint64_t*, double*, std::string*, DataParts*, TensorGroups*, Dtype*, Recompute*,
-                 OptimizerKind*, LrSchedule*, OnSpike*, OnNonFinite*, ModelFamily*, ActivationFunction*, NormKind*,
-                 PositionKind*, RopeScaling*, AttentionBias*, QkNorm*>
+                 OptimizerKind*, MuonIteration*, MuonScale*, LrSchedule*, OnSpike*, OnNonFinite*, ModelFamily*,
+                 ActivationFunction*, NormKind*, PositionKind*, RopeScaling*, AttentionBias*, QkNorm*>
         value;
     Allowed allowed;
     std::string help;

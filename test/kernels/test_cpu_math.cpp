@@ -422,6 +422,26 @@ TEMPLATE_TEST_CASE("update: any number of threads gives the same bits", "[thread
                                     Stream());
             append(bytes, master), append(bytes, m), append(bytes, v), append(bytes, param);
         }
+        auto direction = output<T>(kCount);
+        ops::momentum_direction({.direction = direction.on(device),
+                                 .m = m.on(device),
+                                 .grad = grad.on(device),
+                                 .chunks = chunks.on(device),
+                                 .scalars = scalars.on(device),
+                                 .grad_norm = norm.on(device),
+                                 .n_chunks = n_chunks,
+                                 .nesterov = true},
+                                Stream());
+        ops::apply_direction({.master = master.on(device),
+                              .param = param.on(device),
+                              .direction = direction.on(device),
+                              .chunks = chunks.on(device),
+                              .scalars = scalars.on(device),
+                              .grad_norm = norm.on(device),
+                              .n_chunks = n_chunks,
+                              .cautious = true},
+                             Stream());
+        append(bytes, direction), append(bytes, m), append(bytes, master), append(bytes, param);
         append(bytes, sums), append(bytes, norm);
     });
 }
@@ -438,5 +458,12 @@ TEMPLATE_TEST_CASE("flat arrays: any number of threads gives the same bits", "[t
         ops::cast(ops::Cast{rounded.on(device), normal.on(device), kCount}, Stream());
         ops::activation_forward(ops::ActivationForward{gelu_of_inp.on(device), inp.on(device), kCount}, Stream());
         append(bytes, normal), append(bytes, rounded), append(bytes, gelu_of_inp);
+        auto normalized = output<T>(kCount), sum = output<T>(kCount);
+        ops::FrobeniusNormalize op{normalized.on(device), inp.on(device), nullptr, kCount, 1e-7f};
+        auto scratch = scratch_of(ops::frobenius_normalize_scratch_bytes(op));
+        op.scratch = scratch.on(device);
+        ops::frobenius_normalize(op, Stream());
+        ops::scaled_add({sum.on(device), normal.on(device), inp.on(device), kCount, 0.5f, -2}, Stream());
+        append(bytes, normalized), append(bytes, sum);
     });
 }

@@ -85,9 +85,10 @@ TEST_CASE("each owned element has its own place in the optimizer's state", "[mod
 
 TEST_CASE("each optimizer has as many arrays of state as its rule updates", "[model]") {
     for (size_t kind = 0; kind < names_of(OptimizerKind()).size(); kind++)
-        ops::dispatch(OptimizerKind(kind), [&]<class Rule>() {
-            CHECK(optimizer_row(OptimizerKind(kind)).slots.size() == size_t(Rule::kStates));
-        });
+        if (!optimizer_row(OptimizerKind(kind)).whole_matrices)
+            ops::dispatch(OptimizerKind(kind), [&]<class Rule>() {
+                CHECK(optimizer_row(OptimizerKind(kind)).slots.size() == size_t(Rule::kStates));
+            });
 }
 
 TEST_CASE("the scalars of an update follow AdamW's formula", "[model]") {

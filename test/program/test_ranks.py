@@ -82,6 +82,39 @@ class Ranks(TrainerTest):
                     self.assertEqual(self.records(run), self.records(one))
                     self.assertEqual(self.logical_state(6, run), self.logical_state(6, one))
 
+    def test_muon_has_the_same_bits_for_any_number_of_ranks_at_every_stage(self):
+        changes = dict(parallel_deterministic_reduce=True, train_max_steps=30, checkpoint_every_steps=15,
+                       checkpoint_keep=9, optim_name="muon", optim_learning_rate=3e-3)
+        # The fixed tree of 12 micro-batches is the same on 1 and 3 ranks, of 8 on 1, 2 and 4.
+        for batches, counts in ((EIGHT, (2, 4)), (TWELVE, (3,))):
+            one = f"one_{counts[0]}"
+            self.train_on(1, run_dir=one, **changes, **batches)
+            for ranks, stage in itertools.product(counts, STAGES):
+                with self.subTest(ranks=ranks, stage=stage):
+                    run = f"run_{ranks}_{stage}"
+                    self.train_on(ranks, stage=stage, run_dir=run, **changes, **batches)
+                    self.assertEqual(self.records(run), self.records(one))
+                    self.assertEqual(self.logical_state(30, run), self.logical_state(30, one))
+                    shutil.rmtree(self.step_dir(30, run))
+                    # Continues on another layout from step 15.
+                    self.train_on(1 if ranks == 3 else 6 - ranks, "--resume", stage=3 - stage, run_dir=run, **changes,
+                                  **batches)
+                    self.assertEqual(self.logical_state(30, run), self.logical_state(30, one))
+
+    def test_muon_exchanges_at_most_4_bytes_per_parameter(self):
+        sent = {}
+        for optimizer, stage in itertools.product(("adamw", "muon"), (0, 1, 3)):
+            run = f"{optimizer}_{stage}"
+            said = self.train_on(2, stage=stage, run_dir=run, train_max_steps=3, optim_name=optimizer, **EIGHT)
+            matrices = int(re.search(r"muon of (\d+) tensors", said)[1]) if optimizer == "muon" else 0
+            sent[optimizer, stage] = self.records(run, "train", without=())[-1]["comm_bytes"]
+        self.assertGreater(matrices, 0)
+        plan = self.run_trainer("plan", self.write_config(optim_name="muon", **EIGHT))
+        parameters = int(re.search(r"muon +rate .* tensors, (\d+) parameters", plan)[1])
+        for stage in (0, 1, 3):  # rank 0 sends about half of what both send
+            self.assertGreater(sent["muon", stage], sent["adamw", stage])
+            self.assertLessEqual(sent["muon", stage] - sent["adamw", stage], 4 * parameters)
+
     def test_16_bits_loss_scale_and_recomputation(self):
         changes = dict(EIGHT, parallel_deterministic_reduce=True, train_precision="fp16", train_recompute="block",
                        loss_scale_dynamic=True, loss_scale_initial=2.0**24, loss_scale_growth_interval=3,

@@ -294,6 +294,45 @@ void elementwise_update(const ops::ElementwiseUpdate& op) {
     });
 }
 
+// m and direction of each element: direct_element()
+void momentum_direction(const ops::MomentumDirection& op) {
+    for (int i = 0; i < op.n_chunks && op.grad_norm->non_finite_tensor < 0; i++) {
+        const ops::Chunk& chunk = op.chunks[i];
+        for (size_t e = 0; e < size_t(chunk.count); e++) {
+            const double g = double(op.grad[chunk.begin + e]) * op.grad_norm->scale;
+            double m = op.m[chunk.state_begin + e];
+            put(op.direction, chunk.state_begin + e, direct_element(op.scalars[chunk.group], op.nesterov, g, m));
+            op.m[chunk.state_begin + e] = float(m);
+        }
+    }
+}
+
+// master of each element: apply_element();  param = master as stored
+void apply_direction(const ops::ApplyDirection& op) {
+    for (int i = 0; i < op.n_chunks && op.grad_norm->non_finite_tensor < 0; i++) {
+        const ops::Chunk& chunk = op.chunks[i];
+        for (size_t e = 0; e < size_t(chunk.count); e++) {
+            float& master = op.master[chunk.begin + e];
+            const double direction = element(op.direction, chunk.state_begin + e);
+            const bool decays = !op.cautious || direction * master >= 0;
+            master = float(apply_element(op.scalars[chunk.group], decays, direction, double(master)));
+            if (op.param) put(op.param, chunk.begin + e, master);
+        }
+    }
+}
+
+// out[i] = inp[i] / max(norm, eps),  norm = sqrt(sum of inp[i]^2)
+void frobenius_normalize(const ops::FrobeniusNormalize& op) {
+    double sum = 0;
+    for (size_t i = 0; i < op.count; i++) sum += element(op.inp, i) * element(op.inp, i);
+    for (size_t i = 0; i < op.count; i++) put(op.out, i, element(op.inp, i) / std::max(std::sqrt(sum), double(op.eps)));
+}
+
+// out[i] = alpha a[i] + beta b[i]
+void scaled_add(const ops::ScaledAdd& op) {
+    for (size_t i = 0; i < op.count; i++) put(op.out, i, op.alpha * element(op.a, i) + op.beta * element(op.b, i));
+}
+
 // ---------------------------------------------------------------------------------------------------------------------
 // Filling, casting and sums.
 

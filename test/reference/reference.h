@@ -37,6 +37,11 @@ template <class Body> void by_storage(ConstView array, Body body) {
     }
 }
 
+// Stores `value` as element i.
+inline void put(View array, size_t i, double value) {
+    by_storage(array, [&]<class T>(T) { array.as<T>()[i] = store<T>(value); });
+}
+
 // Stores `value`, or adds it to the stored value.
 template <class T> void put(T& place, double value, bool accumulate) {
     place = store<T>(accumulate ? load(place) + value : value);
@@ -135,6 +140,10 @@ void loss_sum(const ops::LossSum& op);
 void squared_sums(const ops::SquaredSums& op);
 void grad_norm_finish(const ops::GradNormFinish& op);
 void elementwise_update(const ops::ElementwiseUpdate& op);
+void momentum_direction(const ops::MomentumDirection& op);
+void apply_direction(const ops::ApplyDirection& op);
+void frobenius_normalize(const ops::FrobeniusNormalize& op);
+void scaled_add(const ops::ScaledAdd& op);
 void normal_fill(const ops::NormalFill& op);
 void fill(const ops::Fill& op);
 void add(const ops::Add& op);

@@ -1,4 +1,4 @@
-// The formulas of elementwise updates as the literature has them, for `double` or another number type.
+// The formulas of updates as the literature has them, for `double` or another number type.
 #pragma once
 
 #include "kernels/ops.h"
@@ -57,6 +57,7 @@ void update_element(OptimizerKind rule, const ops::UpdateScalars& s, Number g, N
             master = master - lr * (g / (sqrt(v) + Number(s.eps)));
             break;
         }
+        case OptimizerKind::muon: break;  // not elementwise
         // g = g + decay master;  v = v + g^2;  master = master - lr g / (sqrt(v) + eps)
         case OptimizerKind::adagrad: {
             Number& v = state[0];
@@ -66,6 +67,21 @@ void update_element(OptimizerKind rule, const ops::UpdateScalars& s, Number g, N
             break;
         }
     }
+}
+
+// Updates an element's momentum, and returns its direction. g: the clipped gradient.
+// m = lerp(m, g, 1 - momentum);  direction = lerp(g, m, momentum) or m, where lerp(a, b, w) = a + w (b - a)
+template <class Number> Number direct_element(const ops::UpdateScalars& s, bool nesterov, Number g, Number& m) {
+    m = m + (Number(1) - Number(s.momentum)) * (g - m);
+    return nesterov ? g + Number(s.momentum) * (m - g) : m;
+}
+
+// Returns the master weight after a step: (1 - lr decay) master - lr direction, or without decay
+// master - lr direction.
+template <class Number>
+Number apply_element(const ops::UpdateScalars& s, bool decays, Number direction, Number master) {
+    const Number kept = decays ? Number(s.keep) * master : master;
+    return kept - Number(s.learning_rate) * direction;
 }
 
 }  // namespace ref

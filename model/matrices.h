@@ -1,0 +1,50 @@
+// Optimizers of whole matrices: the matrices of the tensors, the rank that owns each, and the exchange of their pieces.
+//
+// Each rank computes the momentum of its elements, sends the pieces of a matrix to the matrix's owner, and gets back
+// its pieces of the result. Gradients, masters and momentum stay sharded as with every optimizer. A matrix is
+// orthogonalized once, on its owner, so its bits are the same at any number of ranks and any ZeRO stage.
+#pragma once
+
+#include <algorithm>
+
+#include "kernels/comm.h"
+#include "kernels/tensor.h"
+#include "model/arena.h"
+#include "model/tensors.h"
+
+// A tensor, or one of the matrices that it stacks: queries, keys and values, or gates and ups.
+struct Matrix {
+    int tensor;    // in TensorLayout::tensors
+    size_t first;  // its first element in the tensor
+    int rows, cols;
+    int owner = 0;  // rank
+
+    size_t count() const { return size_t(rows) * size_t(cols); }
+    int smaller() const { return std::min(rows, cols); }
+};
+
+// Returns the matrices of the tensors that `is_included` selects, one entry per tensor, with their owners: a pure
+// function of the layout that balances the GEMMs over ranks.
+std::vector<Matrix> lay_out_matrices(const TensorLayout& layout, const std::vector<bool>& is_included);
+
+struct MatrixState {
+    int rule = -1;  // in GptState::update; -1: no optimizer of matrices
+    std::vector<Matrix> matrices;
+    std::vector<size_t> whole_begin;  // of each own matrix in `whole`
+    View direction;                   // bf16, laid out like the rule's state: the momentum's direction, then the result
+    View whole;                       // bf16: this rank's own matrices; null without shards, where `direction` has them
+    View x, gram, product;            // for the largest own matrix, in the type of the iteration
+    float* gram_sums = nullptr;       // the Gram matrix of a matrix with more rows than columns
+    void* scratch = nullptr;
+    Exchange directions, results;  // to the owners; from them
+};
+
+struct GptState;
+
+// Lays out GptState::matrix in the arena. Requires GptState::update.
+void place_matrices(GptState& s, Arena& arena);
+
+// Starts the update of the matrices: momentum, and the exchange with the owners. Does nothing without a rule.
+Ticket begin_matrices(GptState& s);
+// Finishes it: orthogonalization, the exchange back, and the step on the masters.
+void finish_matrices(GptState& s, Ticket directions);

@@ -1,0 +1,220 @@
+// The matrices of Muon: which there are, who owns them, and their orthogonalization.
+#include <cmath>
+#include <map>
+
+#include "model/gpt.h"
+#include "model/matrices.h"
+#include "model/update.h"
+#include "test/support/catch.h"
+#include "test/support/nano_gpt.h"
+
+namespace {
+
+std::vector<bool> matrices_only(const TensorLayout& layout) {
+    std::vector<bool> included;
+    for (const Tensor& tensor : layout.tensors)
+        included.push_back(tensor_table()[size_t(tensor.row)].role == TensorRole::matrix);
+    return included;
+}
+
+double work_of(const Matrix& matrix) {
+    const double small = matrix.smaller();
+    return 4 * small * double(matrix.count()) + 2 * small * small * small;
+}
+
+}  // namespace
+
+TEST_CASE("queries, keys, values, gates and ups are separate matrices", "[model]") {
+    GptShape shape{1, 4, 2, 64, 32, 100};  // 2 key/value heads
+    shape.gated_mlp = true;
+    const TensorLayout layout = lay_out_tensors(shape);
+    std::map<std::string, std::vector<std::pair<size_t, int>>> found;  // first element and rows, by tensor
+    for (const Matrix& matrix : lay_out_matrices(layout, matrices_only(layout))) {
+        CHECK(matrix.cols == layout.tensors[size_t(matrix.tensor)].cols);
+        found[layout.tensors[size_t(matrix.tensor)].name].push_back({matrix.first, matrix.rows});
+    }
+    const size_t hidden = size_t(shape.hidden());
+    const std::map<std::string, std::vector<std::pair<size_t, int>>> expected = {
+        {"h.0.qkv.weight", {{0, 64}, {64 * 64, 32}, {96 * 64, 32}}},
+        {"h.0.attn_proj.weight", {{0, 64}}},
+        {"h.0.fc.weight", {{0, int(hidden)}, {hidden * 64, int(hidden)}}},
+        {"h.0.fc_proj.weight", {{0, 64}}}};
+    CHECK(found == expected);
+}
+
+TEST_CASE("every matrix has an owner, and no rank has much more work than another", "[model]") {
+    for (const int ranks : {1, 2, 3, 4, 7}) {
+        const TensorLayout layout = lay_out_tensors({12, 12, 12, 768, 1024, 50257}, ranks);
+        std::vector<double> load(size_t(ranks), 0.0);
+        double largest = 0;
+        for (const Matrix& matrix : lay_out_matrices(layout, matrices_only(layout))) {
+            REQUIRE((0 <= matrix.owner && matrix.owner < ranks));
+            load[size_t(matrix.owner)] += work_of(matrix);
+            largest = std::max(largest, work_of(matrix));
+        }
+        CHECK(std::ranges::max(load) - std::ranges::min(load) <= largest);
+    }
+}
+
+namespace {
+
+using Doubles = std::vector<double>;
+
+// (rows, cols) times (cols, n)
+Doubles product(const Doubles& a, const Doubles& b, int rows, int cols, int n) {
+    Doubles out(size_t(rows) * size_t(n));
+    for (int i = 0; i < rows; i++)
+        for (int k = 0; k < cols; k++)
+            for (int j = 0; j < n; j++) out[size_t(i * n + j)] += a[size_t(i * cols + k)] * b[size_t(k * n + j)];
+    return out;
+}
+
+Doubles transposed(const Doubles& a, int rows, int cols) {
+    Doubles out(a.size());
+    for (int i = 0; i < rows; i++)
+        for (int j = 0; j < cols; j++) out[size_t(j * rows + i)] = a[size_t(i * cols + j)];
+    return out;
+}
+
+// The textbook: X = G / |G|, then X = a X + (b A + c A A) X with A = X X^T, on the transpose if there are more rows
+// than columns (torch.optim.Muon).
+Doubles orthogonalized(Doubles x, int rows, int cols, bool polar_express) {
+    constexpr double kPolar[5][3] = {{8.156554524902461, -22.48329292557795, 15.878769915207462},
+                                     {4.042929935166739, -2.808917465908714, 0.5000178451051316},
+                                     {3.8916678022926607, -2.772484153217685, 0.5060648178503393},
+                                     {3.285753657755655, -2.3681294933425376, 0.46449024233002106},
+                                     {2.3465413258596377, -1.7097828382687081, 0.42323551169305323}};
+    if (rows > cols)
+        return transposed(orthogonalized(transposed(x, rows, cols), cols, rows, polar_express), cols, rows);
+    double sum = 0;
+    for (const double value : x) sum += value * value;
+    for (double& value : x) value /= std::max(std::sqrt(sum), 1e-7);
+    for (int step = 0; step < 5; step++) {
+        const double a = polar_express ? kPolar[step][0] : 3.4445, b = polar_express ? kPolar[step][1] : -4.7750;
+        const double c = polar_express ? kPolar[step][2] : 2.0315;
+        Doubles gram = product(x, transposed(x, rows, cols), rows, cols, rows);
+        const Doubles square = product(gram, gram, rows, rows, rows);
+        for (size_t i = 0; i < gram.size(); i++) gram[i] = b * gram[i] + c * square[i];
+        const Doubles change = product(gram, x, rows, rows, cols);
+        for (size_t i = 0; i < x.size(); i++) x[i] = a * x[i] + change[i];
+    }
+    return x;
+}
+
+GptOptions muon_options(Dtype precision) {
+    GptOptions options = nano_options(precision);
+    options.shape.given_kv_heads = 1;
+    options.shape.gated_mlp = true;
+    options.shape.given_hidden = 40;  // fewer than channels: gates and ups are wide, fc_proj is tall
+    set_optimizer(options.optimizer, OptimizerKind::muon);
+    options.optimizer.weight_decay = 0;
+    options.optimizer.grad_clip = 0;
+    return options;
+}
+
+// Runs one step from the initial weights and returns the masters before and after it, and the gradients.
+struct Step {
+    std::vector<float> before, after, gradients;
+    TensorLayout layout;
+};
+Step one_step(const GptOptions& options, double learning_rate) {
+    Gpt gpt(options, comm_single());
+    gpt.initialize(42);
+    Step step{.before = values_of(gpt.master_tensors()), .after = {}, .gradients = {}, .layout = gpt.layout()};
+    const size_t tokens = size_t(options.batch) * size_t(options.seq_len);
+    const std::vector<int> ids = nano_tokens(tokens + 1, options.shape.vocab_size);
+    gpt.begin_step({.learning_rate = learning_rate});
+    gpt.forward(ids.data());
+    gpt.backward(ids.data() + 1, 1.0f / float(tokens));
+    gpt.end_step();
+    step.after = values_of(gpt.master_tensors());
+    step.gradients = values_of(gpt.gradient_tensors());
+    return step;
+}
+
+// The place of a matrix in the concatenated values of all tensors.
+size_t place_of(const TensorLayout& layout, const Matrix& matrix) {
+    size_t place = matrix.first;
+    for (int i = 0; i < matrix.tensor; i++) place += layout.tensors[size_t(i)].count;
+    return place;
+}
+
+}  // namespace
+
+// The direction is rounded to BF16 before and after the iteration. With FP32 only the second rounding makes a
+// difference here. BF16 iterations amplify their roundings where a singular value is small, but the result has the same
+// direction.
+TEST_CASE("Muon's step is the orthogonalized gradient of each matrix", "[model]") {
+    for (const Dtype precision : {Dtype::fp32, Dtype::bf16, Dtype::fp16})
+        for (const MuonIteration iteration : {MuonIteration::newton_schulz, MuonIteration::polar_express})
+            for (const MuonScale scale : {MuonScale::adamw_rms, MuonScale::shape}) {
+                GptOptions options = muon_options(precision);
+                options.optimizer.muon_iteration = iteration;
+                options.optimizer.muon_scale = scale;
+                const double rate = 0.125;
+                const Step step = one_step(options, rate);
+                for (const Matrix& matrix : lay_out_matrices(step.layout, matrices_only(step.layout))) {
+                    const size_t place = place_of(step.layout, matrix), count = matrix.count();
+                    INFO(name_of(precision) << " " << name_of(iteration) << " " << name_of(scale) << " "
+                                            << step.layout.tensors[size_t(matrix.tensor)].name << " " << matrix.first);
+                    const double rows = matrix.rows, cols = matrix.cols;
+                    const double factor = scale == MuonScale::shape ? std::sqrt(std::max(1.0, rows / cols))
+                                                                    : 0.2 * std::sqrt(std::max(rows, cols));
+                    // The first step's direction: momentum 0.95 leaves 0.05 of the gradient, and Nesterov's step is
+                    // g + 0.95 (0.05 g - g), a multiple of it.
+                    Doubles direction(count);
+                    for (size_t i = 0; i < count; i++) {
+                        const float g = step.gradients[place + i], m = 0.05f * g;
+                        direction[i] = to_float(from_float<bf16>(g + 0.95f * (m - g)));
+                    }
+                    const Doubles expected =
+                        orthogonalized(direction, matrix.rows, matrix.cols, iteration == MuonIteration::polar_express);
+                    double error = 0, inner = 0, size = 0, expected_size = 0;
+                    for (size_t i = 0; i < count; i++) {
+                        const double change = (double(step.before[place + i]) - step.after[place + i]) / rate;
+                        error += std::pow(change - factor * expected[i], 2);
+                        inner += change * factor * expected[i];
+                        size += change * change;
+                        expected_size += std::pow(factor * expected[i], 2);
+                    }
+                    if (precision == Dtype::fp32) CHECK(std::sqrt(error / expected_size) < 0.02);
+                    CHECK(inner / std::sqrt(size * expected_size) > 0.95);
+                    CHECK(std::abs(std::sqrt(size / expected_size) - 1) < 0.05);
+                }
+            }
+}
+
+TEST_CASE("Muon leaves embeddings, head and vectors to optim.scalar_name", "[model]") {
+    GptOptions muon = muon_options(Dtype::fp32), lion = muon, sgd = muon;
+    lion.optimizer.scalar_name = OptimizerKind::lion;
+    set_optimizer(lion.optimizer, OptimizerKind::muon);
+    const Step with_lion = one_step(lion, 1e-3);
+    size_t place = 0, others = 0;
+    for (const Tensor& tensor : with_lion.layout.tensors) {
+        if (tensor_table()[size_t(tensor.row)].role != TensorRole::matrix)
+            for (size_t i = place; i < place + tensor.count; i++, others++) {
+                const double change = with_lion.before[i] - double(with_lion.after[i]);
+                const double sign = (with_lion.gradients[i] > 0) - (with_lion.gradients[i] < 0);
+                if (!(std::abs(change - 1e-3 * sign) < 1e-6)) FAIL(tensor.name << " changes by " << change);
+            }
+        place += tensor.count;
+    }
+    CHECK(others > 0);
+}
+
+TEST_CASE("Muon's state is the momentum of matrices and the scalar optimizer's of the others", "[model]") {
+    Gpt gpt(muon_options(Dtype::bf16), comm_single());
+    std::map<std::string, int> states;
+    for (const NamedTensor& tensor : gpt.state_tensors())
+        if (tensor.name.find("qkv.weight") != std::string::npos || tensor.name.find(".wte") != std::string::npos)
+            states[tensor.name]++;
+    CHECK(states == std::map<std::string, int>{{"master.wte", 1},
+                                               {"m.wte", 1},
+                                               {"v.wte", 1},
+                                               {"master.h.0.qkv.weight", 1},
+                                               {"m.h.0.qkv.weight", 1},
+                                               {"master.h.1.qkv.weight", 1},
+                                               {"m.h.1.qkv.weight", 1},
+                                               {"master.h.2.qkv.weight", 1},
+                                               {"m.h.2.qkv.weight", 1}});
+}
