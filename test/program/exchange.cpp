@@ -70,8 +70,9 @@ private:
     void add(int rank, int peer, bool is_sent, int round, size_t n, size_t bytes) {
         const Place place{peer, after.size() + kGap, bytes};
         after.resize(place.begin, 0xee);
+        after.resize(place.begin + bytes);
         for (size_t i = 0; i < bytes; i++)
-            after.push_back(is_sent ? byte_of(round, rank, peer, n, i) : byte_of(round, peer, rank, n, i));
+            after[place.begin + i] = is_sent ? byte_of(round, rank, peer, n, i) : byte_of(round, peer, rank, n, i);
         before.resize(place.begin, 0xee);
         if (is_sent)
             before.insert(before.end(), after.begin() + ptrdiff_t(place.begin), after.end());
@@ -230,7 +231,8 @@ Exit run(std::vector<std::string> arguments) {
     const RankEnvironment environment = find_rank_environment();
     Config config;
     config.run.dir = "run";
-    config.parallel.step_timeout_s = 6;
+    const std::string& name = arguments.at(1);
+    config.parallel.step_timeout_s = name == "missing" || name == "stops" ? 6 : 100;
     Ranks ranks(environment, config, "exchange");
     return ranks.run([&] {
         configure_device({.local_rank = environment.local_rank});
