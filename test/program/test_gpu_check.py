@@ -350,7 +350,7 @@ class DryRun(Kit):
         self.program("test_cuda", f'''#!/usr/bin/env bash
             case $1 in
                 "[ops]") exec {build}/test_simt "[ops]fill*,[ops]add*" ;;
-                "[model]") exec {build}/test_cpu "the model agrees with PyTorch: five steps of SGD" ;;
+                "[model]") exec {build}/test_cpu "the model agrees with PyTorch: five steps of each optimizer" ;;
                 "[comm]") exec {build}/test_simt "one rank's collectives*" ;;
                 *activation* | *fill*) exec {build}/test_simt "$@" ;;
                 *) exec {build}/test_simt "[ops]fill" ;;
