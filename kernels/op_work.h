@@ -189,6 +189,11 @@ inline Work work_of(const FrobeniusNormalize& op) {
             format("count %zu", op.count)};
 }
 
+inline Work work_of(const Cast& op) {
+    const double count = double(op.count);
+    return {"cast", 0, bytes_of(op.out, count) + count * sizeof(float), format("count %zu", op.count)};
+}
+
 inline Work work_of(const ScaledAdd& op) {
     const double count = double(op.count);
     return {"scaled_add", 0, bytes_of(op.out, count) + bytes_of(op.a, count) + bytes_of(op.b, count),

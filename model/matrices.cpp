@@ -69,8 +69,8 @@ View direction_at(const GptState& s, const Matrix& matrix, size_t element) {
 // An own matrix as a whole.
 View whole_matrix(const GptState& s, size_t number) {
     const MatrixState& state = s.matrix;
-    return state.whole ? state.whole.from(state.whole_begin[number])
-                       : direction_at(s, state.matrices[number], state.matrices[number].first);
+    return s.options.is_sharded() ? state.whole.from(state.whole_begin[number])
+                                  : direction_at(s, state.matrices[number], state.matrices[number].first);
 }
 
 Exchange::Message message(int rank, View values, size_t count) {
@@ -80,42 +80,41 @@ Exchange::Message message(int rank, View values, size_t count) {
 // Without shards, owners have all directions, and only results travel.
 void list_messages(GptState& s) {
     MatrixState& state = s.matrix;
+    const bool is_sharded = s.options.is_sharded();
     const int me = s.options.rank;
     for (size_t number = 0; number < state.matrices.size(); number++) {
         const Matrix& matrix = state.matrices[number];
         const Piece mine = piece_of(s, matrix, me);
-        const bool travels = state.whole || matrix.owner != me;
-        if (mine.count > 0 && travels) {
-            const View values = direction_at(s, matrix, mine.first);
-            if (s.options.is_sharded()) state.directions.send.push_back(message(matrix.owner, values, mine.count));
-            state.results.receive.push_back(message(matrix.owner, values, mine.count));
+        if (mine.count > 0 && (is_sharded || matrix.owner != me)) {
+            const Exchange::Message piece = message(matrix.owner, direction_at(s, matrix, mine.first), mine.count);
+            if (is_sharded) state.directions.send.push_back(piece);
+            state.results.receive.push_back(piece);
         }
         for (int rank = 0; matrix.owner == me && rank < s.options.ranks; rank++) {
-            const Piece piece = piece_of(s, matrix, rank);
-            if (piece.count == 0 || (!state.whole && rank == me)) continue;
-            const View values = whole_matrix(s, number).from(piece.first - matrix.first);
-            if (s.options.is_sharded()) state.directions.receive.push_back(message(rank, values, piece.count));
-            state.results.send.push_back(message(rank, values, piece.count));
+            const Piece theirs = piece_of(s, matrix, rank);
+            if (theirs.count == 0 || (!is_sharded && rank == me)) continue;
+            const View values = whole_matrix(s, number).from(theirs.first - matrix.first);
+            const Exchange::Message piece = message(rank, values, theirs.count);
+            if (is_sharded) state.directions.receive.push_back(piece);
+            state.results.send.push_back(piece);
         }
     }
 }
 
-// x = x a + (b gram + c gram^2) x, with gram = x x^T, or x^T x if that is smaller.
+// out (rows, n) = a (rows, k) b (n, k)^T
+void multiply_by_transposed(const GptState& s, View out, View a, View b, int rows, int n, int k) {
+    run(s.stream, ops::matmul_forward,
+        {.out = out, .pre_activation = nullptr, .inp = a, .weight = b, .bias = nullptr, .rows = rows, .n = n, .k = k});
+}
+
+// out = scale (a x + (b gram + c gram^2) x), with gram = x x^T, or x^T x on the other side if that is smaller.
 void apply_polynomial(const GptState& s, const Matrix& matrix, View out, const Polynomial& p, float scale) {
     const MatrixState& state = s.matrix;
     const int rows = matrix.rows, cols = matrix.cols, n = matrix.smaller();
+    const size_t gram_count = size_t(n) * size_t(n);
     const bool is_wide = rows <= cols;
-    View gram = state.gram;
     if (is_wide) {
-        run(s.stream, ops::matmul_forward,
-            {.out = gram,
-             .pre_activation = nullptr,
-             .inp = state.x,
-             .weight = state.x,
-             .bias = nullptr,
-             .rows = rows,
-             .n = rows,
-             .k = cols});
+        multiply_by_transposed(s, state.gram, state.x, state.x, rows, rows, cols);
     } else {
         run(s.stream, ops::matmul_backward_weight,
             {.dweight = state.gram_sums,
@@ -127,45 +126,23 @@ void apply_polynomial(const GptState& s, const Matrix& matrix, View out, const P
              .n = cols,
              .k = cols,
              .accumulate = false});
-        run(s.stream, ops::scaled_add,
-            {.out = gram,
-             .a = state.gram_sums,
-             .b = state.gram_sums,
-             .count = size_t(n) * size_t(n),
-             .alpha = 1,
-             .beta = 0});
+        run(s.stream, ops::cast, {.out = state.gram, .inp = state.gram_sums, .count = gram_count});
     }
     // The Gram matrix is symmetric, so it is its own transpose.
-    run(s.stream, ops::matmul_forward,
-        {.out = state.product,
-         .pre_activation = nullptr,
-         .inp = gram,
-         .weight = gram,
-         .bias = nullptr,
-         .rows = n,
-         .n = n,
-         .k = n});
+    multiply_by_transposed(s, state.product, state.gram, state.gram, n, n, n);
     run(s.stream, ops::scaled_add,
-        {.out = gram, .a = gram, .b = state.product, .count = size_t(n) * size_t(n), .alpha = p.b, .beta = p.c});
+        {.out = state.gram, .a = state.gram, .b = state.product, .count = gram_count, .alpha = p.b, .beta = p.c});
     if (is_wide)
         run(s.stream, ops::matmul_backward_input,
             {.dinp = state.product,
-             .dout = gram,
+             .dout = state.gram,
              .weight = state.x,
              .kept = nullptr,
              .rows = rows,
              .n = rows,
              .k = cols});
     else
-        run(s.stream, ops::matmul_forward,
-            {.out = state.product,
-             .pre_activation = nullptr,
-             .inp = state.x,
-             .weight = gram,
-             .bias = nullptr,
-             .rows = rows,
-             .n = cols,
-             .k = cols});
+        multiply_by_transposed(s, state.product, state.x, state.gram, rows, cols, cols);
     run(s.stream, ops::scaled_add,
         {.out = out, .a = state.x, .b = state.product, .count = matrix.count(), .alpha = scale * p.a, .beta = scale});
 }
@@ -187,14 +164,14 @@ void orthogonalize(const GptState& s, size_t number) {
 
 }  // namespace
 
-std::vector<Matrix> lay_out_matrices(const TensorLayout& layout, const std::vector<bool>& is_included) {
+std::vector<Matrix> lay_out_matrices(const TensorLayout& layout) {
     std::vector<Matrix> matrices;
     for (size_t i = 0; i < layout.tensors.size(); i++) {
-        if (!is_included[i]) continue;
         const Tensor& tensor = layout.tensors[i];
-        const auto stacked = tensor_table()[size_t(tensor.row)].stacked_rows;
+        const TensorRow& row = tensor_table()[size_t(tensor.row)];
+        if (row.role != TensorRole::matrix) continue;
         size_t first = 0;
-        for (const int rows : stacked ? (layout.shape.*stacked)() : std::vector<int>{tensor.rows}) {
+        for (const int rows : row.stacked_rows ? (layout.shape.*row.stacked_rows)() : std::vector<int>{tensor.rows}) {
             matrices.push_back({.tensor = int(i), .first = first, .rows = rows, .cols = tensor.cols});
             first += matrices.back().count();
         }
@@ -221,9 +198,7 @@ void place_matrices(GptState& s, Arena& arena) {
     for (size_t r = 0; r < s.update.rules.size(); r++)
         if (optimizer_row(s.update.rules[r].rule).whole_matrices) state.rule = int(r);
     if (state.rule < 0) return;
-    std::vector<bool> is_included;
-    for (const UpdateLayout::Place& place : s.update.tensors) is_included.push_back(place.rule == state.rule);
-    state.matrices = lay_out_matrices(s.layout, is_included);
+    state.matrices = lay_out_matrices(s.layout);
 
     size_t whole = 0, largest = 0, largest_gram = 0, scratch = 0;
     for (const Matrix& matrix : state.matrices) {

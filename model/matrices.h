@@ -23,9 +23,9 @@ struct Matrix {
     int smaller() const { return std::min(rows, cols); }
 };
 
-// Returns the matrices of the tensors that `is_included` selects, one entry per tensor, with their owners: a pure
-// function of the layout that balances the GEMMs over ranks.
-std::vector<Matrix> lay_out_matrices(const TensorLayout& layout, const std::vector<bool>& is_included);
+// Returns the matrices of the tensors with TensorRole::matrix, with their owners: a pure function of the layout that
+// balances the GEMMs over ranks.
+std::vector<Matrix> lay_out_matrices(const TensorLayout& layout);
 
 struct MatrixState {
     int rule = -1;  // in GptState::update; -1: no optimizer of matrices

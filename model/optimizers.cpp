@@ -11,11 +11,11 @@ static const std::vector<OptimizerRow>& optimizer_table() {
     static const std::vector<OptimizerRow> table = {
         {K::adamw, {{"m"}, {"v"}}, {{&S::beta1, 0.9}, {&S::beta2, 0.95}, {&S::eps, 1e-8}}},
         {K::adam, {{"m"}, {"v"}}, {{&S::beta1, 0.9}, {&S::beta2, 0.999}, {&S::eps, 1e-8}}},
-        {K::sgd, {{"m"}}, {{&S::momentum, 0.9}}},
+        {K::sgd, {{"m"}}, {{&S::momentum, 0.9}, {&S::nesterov, false}}},
         {K::lion, {{"m"}}, {{&S::beta1, 0.9}, {&S::beta2, 0.99}}},
         {K::rmsprop, {{"v"}}, {{&S::alpha, 0.99}, {&S::eps, 1e-8}}},
         {K::adagrad, {{"v"}}, {{&S::eps, 1e-10}}},
-        {K::muon, {{"m"}}, {{&S::momentum, 0.95}}, true, true},
+        {K::muon, {{"m"}}, {{&S::momentum, 0.95}, {&S::nesterov, true}}, true},
     };
     return table;
 }
@@ -26,18 +26,24 @@ const OptimizerRow& optimizer_row(OptimizerKind kind) {
     return *row;
 }
 
-std::string users_of(double OptimizerSettings::*setting) {
+std::string users_of(SettingMember setting) {
     std::string users;
     for (const OptimizerRow& row : optimizer_table())
-        if (std::ranges::find(row.settings, setting, &OptimizerSetting::value) != row.settings.end())
+        if (std::ranges::find(row.settings, setting, &OptimizerSetting::member) != row.settings.end())
             users += (users.empty() ? "" : ", ") + std::string(name_of(row.kind));
     return users;
+}
+
+static void assign(OptimizerSettings& settings, const OptimizerSetting& setting) {
+    if (const auto* number = std::get_if<double OptimizerSettings::*>(&setting.member))
+        settings.** number = setting.initial;
+    else
+        settings.*std::get<bool OptimizerSettings::*>(setting.member) = setting.initial != 0;
 }
 
 void set_optimizer(OptimizerSettings& settings, OptimizerKind kind) {
     const OptimizerRow& row = optimizer_row(kind);
     settings.name = kind;
-    settings.nesterov = row.nesterov;
     for (const OptimizerKind reads : {row.whole_matrices ? settings.scalar_name : kind, kind})
-        for (const OptimizerSetting& setting : optimizer_row(reads).settings) settings.*setting.value = setting.initial;
+        for (const OptimizerSetting& setting : optimizer_row(reads).settings) assign(settings, setting);
 }

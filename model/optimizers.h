@@ -3,6 +3,7 @@
 #pragma once
 
 #include <string>
+#include <variant>
 #include <vector>
 
 #include "kernels/base/choices.h"
@@ -27,7 +28,7 @@ struct OptimizerSettings {
     bool nesterov = false;
     MuonIteration muon_iteration = MuonIteration::newton_schulz;
     MuonScale muon_scale = MuonScale::adamw_rms;
-    bool cautious_decay = false;  // Muon's decay of weights only towards their update
+    bool cautious_decay = false;  // Muon: decay only weights that the update also moves towards 0
     double weight_decay = 0.1;
     double grad_clip = 1.0;    // maximum global gradient norm; 0: no clipping
     TensorGroups groups = {};  // a later group overrides an earlier one
@@ -39,8 +40,9 @@ struct StateSlot {
 };
 
 // A setting that not every optimizer reads, with its default for one that does.
+using SettingMember = std::variant<double OptimizerSettings::*, bool OptimizerSettings::*>;
 struct OptimizerSetting {
-    double OptimizerSettings::*value;
+    SettingMember member;
     double initial;
 };
 
@@ -49,13 +51,12 @@ struct OptimizerRow {
     std::vector<StateSlot> slots;
     std::vector<OptimizerSetting> settings;
     bool whole_matrices = false;  // applies to tensors with TensorRole::matrix only, and reads each matrix as a whole
-    bool nesterov = false;        // the default of OptimizerSettings::nesterov
 };
 
 const OptimizerRow& optimizer_row(OptimizerKind kind);
 
 // Returns the names of the optimizers that read a setting: "adamw, adam".
-std::string users_of(double OptimizerSettings::*setting);
+std::string users_of(SettingMember setting);
 
 // Selects an optimizer and gives the settings that it reads, and its scalar_name, their defaults.
 void set_optimizer(OptimizerSettings& settings, OptimizerKind kind);

@@ -85,7 +85,7 @@ struct GptState {
     void* scratch = nullptr;                       // as large as the largest op needs
     void* comm_scratch = nullptr;                  // the same for collectives
     int micro_steps_done = 0;                      // since begin_step()
-    float host_loss_scale = 1;                     // the same
+    float host_loss_scale = 1;                     // this step's, as in loss_scale
     bool measure = false;                          // this step's norms are requested
     uint64_t* dropout_keys = nullptr;              // (B), of the micro-step's samples; null without dropout
     std::vector<uint64_t> host_dropout_keys;

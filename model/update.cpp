@@ -69,6 +69,7 @@ UpdateLayout lay_out_update(const GptOptions& options, const TensorLayout& layou
 }
 
 std::string unused_group(const GptOptions& options) {
+    if (options.optimizer.groups.empty()) return "";
     const TensorLayout layout = lay_out_tensors(options.shape);
     for (const TensorGroup& group : options.optimizer.groups)
         if (std::ranges::none_of(layout.tensors, [&](const Tensor& tensor) { return is_in(group, tensor); }))

@@ -58,9 +58,10 @@ std::vector<ops::Chunk> update_chunks(const GptOptions& options, const TensorLay
 ops::UpdateScalars update_scalars(const OptimizerSettings& settings, const UpdateGroup& group, double learning_rate,
                                   int64_t t);
 
+struct GptState;
+
 // Gradient norm over all ranks, clipping, and the update of the masters. Requires that own_grad holds the sums over all
 // ranks.
-struct GptState;
 void update(GptState& s);
 
 // The elements of the chunks that a rule updates, for a trace.

@@ -5,8 +5,6 @@
 // round at the same places.
 #pragma once
 
-#include <array>
-
 #include "kernels/base/check.h"
 #include "kernels/ops.h"
 

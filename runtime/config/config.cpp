@@ -183,10 +183,12 @@ void assign_members(const std::vector<Option>& table, const std::string& section
 
 // Assigns the keys of a file that set defaults.
 void assign_first(const std::vector<Option>& table, const Json& json, const std::string& origin) {
-    for (const auto& [section, members] : json.items())
+    for (const auto& [section, members] : json.items()) {
+        if (!members.is_object()) continue;
         for (const auto& [name, value] : members.items())
-            if (const std::string key = canonical(section + "." + name); members.is_object() && sets_defaults(key))
+            if (const std::string key = canonical(section + "." + name); sets_defaults(key))
                 assign_option(option_named(table, key, origin), value, origin);
+    }
 }
 
 // Assigns a "section.key=value" and returns its option.

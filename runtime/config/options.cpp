@@ -103,7 +103,7 @@ std::vector<Option> run_options(Config& c) {
 }
 
 // The help of a setting of some optimizers: "adamw: decay rate of the first moment".
-std::string used_by(double OptimizerSettings::*setting, const char* help) { return users_of(setting) + ": " + help; }
+std::string used_by(SettingMember setting, const char* help) { return users_of(setting) + ": " + help; }
 
 // Data, training, optimizer, schedule and loss scale.
 std::vector<Option> training_options(Config& c) {
@@ -156,11 +156,12 @@ std::vector<Option> training_options(Config& c) {
         {"optim.eps", &c.optim.eps, between(1e-30, 1),
          used_by(&S::eps, "added to the square root of the averaged or summed squared gradients")},
         {"optim.weight_decay", &c.optim.weight_decay, between(0, 1000),
-         "weight decay of matrices, embeddings and the head; decoupled in adamw and lion, else added to the gradient"},
+         "weight decay of matrices, embeddings and the head; decoupled in adamw, lion and muon, else added to the "
+         "gradient"},
         {"optim.grad_clip", &c.optim.grad_clip, between(0, 1e30), "maximum gradient norm; 0: no clipping"},
         {"optim.momentum", &c.optim.momentum, between(0, kAlmost1), used_by(&S::momentum, "momentum")},
         {"optim.nesterov", &c.optim.nesterov, kAnything,
-         used_by(&S::momentum, "Nesterov's momentum; default true in muon")},
+         used_by(&S::nesterov, "Nesterov's momentum; default true in muon")},
         {"optim.alpha", &c.optim.alpha, between(0, kAlmost1),
          used_by(&S::alpha, "decay rate of the average of squared gradients")},
         {"optim.scalar_name", &c.optim.scalar_name, kAnything,

@@ -10,13 +10,6 @@
 
 namespace {
 
-std::vector<bool> matrices_only(const TensorLayout& layout) {
-    std::vector<bool> included;
-    for (const Tensor& tensor : layout.tensors)
-        included.push_back(tensor_table()[size_t(tensor.row)].role == TensorRole::matrix);
-    return included;
-}
-
 double work_of(const Matrix& matrix) {
     const double small = matrix.smaller();
     return 4 * small * double(matrix.count()) + 2 * small * small * small;
@@ -29,7 +22,7 @@ TEST_CASE("queries, keys, values, gates and ups are separate matrices", "[model]
     shape.gated_mlp = true;
     const TensorLayout layout = lay_out_tensors(shape);
     std::map<std::string, std::vector<std::pair<size_t, int>>> found;  // first element and rows, by tensor
-    for (const Matrix& matrix : lay_out_matrices(layout, matrices_only(layout))) {
+    for (const Matrix& matrix : lay_out_matrices(layout)) {
         CHECK(matrix.cols == layout.tensors[size_t(matrix.tensor)].cols);
         found[layout.tensors[size_t(matrix.tensor)].name].push_back({matrix.first, matrix.rows});
     }
@@ -47,7 +40,7 @@ TEST_CASE("every matrix has an owner, and no rank has much more work than anothe
         const TensorLayout layout = lay_out_tensors({12, 12, 12, 768, 1024, 50257}, ranks);
         std::vector<double> load(size_t(ranks), 0.0);
         double largest = 0;
-        for (const Matrix& matrix : lay_out_matrices(layout, matrices_only(layout))) {
+        for (const Matrix& matrix : lay_out_matrices(layout)) {
             REQUIRE((0 <= matrix.owner && matrix.owner < ranks));
             load[size_t(matrix.owner)] += work_of(matrix);
             largest = std::max(largest, work_of(matrix));
@@ -153,7 +146,7 @@ TEST_CASE("Muon's step is the orthogonalized gradient of each matrix", "[model]"
                 options.optimizer.muon_scale = scale;
                 const double rate = 0.125;
                 const Step step = one_step(options, rate);
-                for (const Matrix& matrix : lay_out_matrices(step.layout, matrices_only(step.layout))) {
+                for (const Matrix& matrix : lay_out_matrices(step.layout)) {
                     const size_t place = place_of(step.layout, matrix), count = matrix.count();
                     INFO(name_of(precision) << " " << name_of(iteration) << " " << name_of(scale) << " "
                                             << step.layout.tensors[size_t(matrix.tensor)].name << " " << matrix.first);
@@ -185,7 +178,7 @@ TEST_CASE("Muon's step is the orthogonalized gradient of each matrix", "[model]"
 }
 
 TEST_CASE("Muon leaves embeddings, head and vectors to optim.scalar_name", "[model]") {
-    GptOptions muon = muon_options(Dtype::fp32), lion = muon, sgd = muon;
+    GptOptions lion = muon_options(Dtype::fp32);
     lion.optimizer.scalar_name = OptimizerKind::lion;
     set_optimizer(lion.optimizer, OptimizerKind::muon);
     const Step with_lion = one_step(lion, 1e-3);

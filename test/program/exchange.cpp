@@ -26,7 +26,7 @@ unsigned char byte_of(int round, int from, int to, size_t n, size_t i) {
     return static_cast<unsigned char>((key * 0x9e3779b97f4a7c15 + i * 0x632be59bd9b4e019) >> 56);
 }
 
-// What a rank exchanges: messages between gaps in one array, before and after the exchange.
+// The messages of a rank, between gaps in one array, before and after the exchange.
 struct Plan {
     struct Place {
         int peer;

@@ -62,7 +62,7 @@ struct Slot {
     std::atomic<uint64_t> arrived, done;  // numbers of collectives
     std::atomic<bool> has_aborted;
     Description description;
-    // By rank: how many groups with messages from or to it are in `message`, and how many of its own were read.
+    // By peer: the number of groups with messages from or to it in `message`, and of its groups that were read here.
     std::atomic<uint64_t> posted[kMaxRanks], taken[kMaxRanks];
     int messages;
     Message message[kMaxMessages];
@@ -117,7 +117,7 @@ namespace simt::nccl {
 // Whether all of its memory is valid device memory.
 bool has_memory(const Operation& op);
 
-// Whether a rank can send so many messages and bytes in one group.
+// Whether the messages and bytes of a group fit into the memory that ranks share.
 bool fits(const Operation& op);
 
 // Numbers an operation that will be queued on its stream.
