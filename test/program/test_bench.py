@@ -13,8 +13,8 @@ from pathlib import Path
 from trainer import ENVIRONMENT, ROOT
 
 WORK_MS = 1e-3  # per kernel, copy or GEMM
-# Copies per step: scalars, tokens and targets; then the norm, and losses.
-COPIES = 5
+# Copies per step: the loss scale, the update's scalars, tokens and targets; then the norm, and losses.
+COPIES = 6
 
 
 class BenchTest(unittest.TestCase):

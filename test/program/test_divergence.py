@@ -160,9 +160,11 @@ class Divergence(StrangeData):
         self.assertIn("the run has already rolled back 3 times within 1000 steps", said)
 
     def test_gradients_that_stay_non_finite(self):
+        # Weight decay multiplies the weights by -67,000, -133,000 and so on: they overflow at the same step everywhere.
         changes = dict(train_max_steps=30, checkpoint_every_steps=2, checkpoint_keep=30, loss_scale_max_skipped_steps=3,
                        schedule_name="constant", optim_learning_rate=1000.0,
-                       schedule_warmup_steps=15, optim_grad_clip=0.0, optim_name="sgd")
+                       schedule_warmup_steps=15, optim_grad_clip=0.0, optim_name="sgd", optim_momentum=0.0,
+                       optim_weight_decay=1e3)
         said = self.train(expect=79, **changes)
         self.assertRegex(said, r"the gradient was not finite in 4 consecutive steps")
         healthy = int(re.search(r"--resume-step (\d+) continues from the last healthy checkpoint", said)[1])
