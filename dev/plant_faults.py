@@ -38,7 +38,7 @@ MODES = [("default order", "test_simt", []), ("seed 1", "test_simt", ["--seed", 
 # The tests that exercise a file; reduce.cuh and vector.cuh are used by everything except GEMMs.
 FAMILIES = [("attention", "*attention*"), ("norm", "*norm*"), ("cross_entropy", "*cross_entropy*"),
             ("embedding", "*embedding*"), ("optimizer", "*update*,*direction*"),
-            ("grad_norm", "*norm_finish*,frobenius*"), ("matmul", "*matmul*"),
+            ("grad_norm", "*norm_finish*,frobenius*,row_normalize*"), ("matmul", "*matmul*"),
             ("fill", "*fill*,*cast*,add,scaled_add*"), ("dropout", "dropout*"),
             ("activation", "*activation*,*matmul*"), ("qk_norm_rope", "*qk_norm_rope*"), ("comm_nccl", "[comm]"),
             ("tree_sum.cu", "[comm]")]

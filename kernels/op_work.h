@@ -189,6 +189,12 @@ inline Work work_of(const FrobeniusNormalize& op) {
             format("count %zu", op.count)};
 }
 
+inline Work work_of(const RowNormalize& op) {
+    const double count = double(op.rows) * double(op.cols);
+    return {"row_normalize", 0, bytes_of(op.out, count) + bytes_of(op.inp, count) + 2 * double(op.rows) * sizeof(float),
+            format("rows %d, cols %d", op.rows, op.cols)};
+}
+
 inline Work work_of(const Cast& op) {
     const double count = double(op.count);
     return {"cast", 0, bytes_of(op.out, count) + count * sizeof(float), format("count %zu", op.count)};

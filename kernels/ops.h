@@ -425,6 +425,23 @@ struct FrobeniusNormalize {
 void frobenius_normalize(const FrobeniusNormalize& op, Stream stream);
 size_t frobenius_normalize_scratch_bytes(const FrobeniusNormalize& op);
 
+// NorMuon's normalization of a matrix's rows (Li et al., "NorMuon: Making Muon more efficient and scalable", arXiv
+// 2510.05491, algorithm 1): v = beta2 v + (1 - beta2) mean(row^2), in float from a mean in double;
+// out = inp / (sqrt(v) + eps), times a factor that gives out the Frobenius norm `norm`. A matrix of zeros stays 0. The
+// types of out and inp may differ. The bits do not depend on addresses.
+struct RowNormalize {
+    View out;                   // (rows, cols)  =; may be inp if the types are equal
+    ConstView inp;              // (rows, cols)
+    float* v;                   // (rows), updated; starts at 0
+    void* scratch;              // row_normalize_scratch_bytes
+    const GradNorm* grad_norm;  // if a gradient is not finite, nothing changes
+    int rows, cols;
+    float beta2, one_minus_beta2;
+    float eps, norm;
+};
+void row_normalize(const RowNormalize& op, Stream stream);
+size_t row_normalize_scratch_bytes(const RowNormalize& op);
+
 // out = alpha a + beta b, as a multiply-add in float of alpha, a and the rounded product beta b. Each array may be fp32
 // or of a 16-bit type, the same one in all arrays.
 struct ScaledAdd {

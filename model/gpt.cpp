@@ -94,7 +94,7 @@ std::vector<NamedTensor> name_tensors(const GptState& s, const std::string& pref
     return named;
 }
 
-// Names the master weights, then each array of optimizer state.
+// Names the master weights, then each array of optimizer state with elements of parameters.
 std::vector<NamedTensor> name_state(const GptState& s, bool once) {
     std::vector<NamedTensor> named = name_tensors(s, "master", s.master, once);
     for (const RuleState& rule : s.update.rules)
@@ -394,13 +394,19 @@ std::vector<NamedTensor> Gpt::master_tensors() const { return name_tensors(*stat
 
 std::vector<NamedTensor> Gpt::gradient_tensors() const { return name_tensors(*state_, "grad", state_->own_grad); }
 
-std::vector<NamedTensor> Gpt::state_tensors() const { return name_state(*state_, false); }
+// Appends the state of whole matrices.
+static std::vector<NamedTensor> with_matrix_state(const GptState& s, std::vector<NamedTensor> named) {
+    std::ranges::move(name_matrix_state(s), std::back_inserter(named));
+    return named;
+}
 
-std::vector<NamedTensor> Gpt::saved_tensors() const { return name_state(*state_, true); }
+std::vector<NamedTensor> Gpt::state_tensors() const { return with_matrix_state(*state_, name_state(*state_, false)); }
+
+std::vector<NamedTensor> Gpt::saved_tensors() const { return with_matrix_state(*state_, name_state(*state_, true)); }
 
 std::vector<NamedTensor> Gpt::replicated_tensors() const {
     const GptState& s = *state_;
-    if (!s.options.is_sharded()) return state_tensors();
+    if (!s.options.is_sharded()) return name_state(s, false);
     std::vector<NamedTensor> tensors;
     for (const Tensor& tensor : s.layout.tensors)
         if (s.options.keeps_whole_parameters())

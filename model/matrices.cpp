@@ -4,6 +4,7 @@
 #include <numeric>
 #include <span>
 
+#include "kernels/base/check.h"
 #include "kernels/numeric.h"
 #include "kernels/op_stream.h"
 #include "kernels/ops.h"
@@ -45,6 +46,8 @@ float scale_of(const OptimizerSettings& settings, const Matrix& matrix) {
 
 // Without bf16 arithmetic in the model, the iteration has FP32's precision.
 Dtype type_of_iteration(const GptState& s) { return s.options.precision == Dtype::fp32 ? Dtype::fp32 : Dtype::bf16; }
+
+const OptimizerRow& row_of(const GptState& s) { return optimizer_row(s.update.rules[size_t(s.matrix.rule)].rule); }
 
 // A piece of a matrix: elements [first, first + count) of its tensor.
 struct Piece {
@@ -154,12 +157,27 @@ void orthogonalize(const GptState& s, size_t number) {
     const View values = whole_matrix(s, number);
     run(s.stream, ops::frobenius_normalize,
         {.out = s.matrix.x, .inp = values, .scratch = s.matrix.scratch, .count = matrix.count(), .eps = 1e-7f});
+    const bool normalizes_rows = row_of(s).kind == OptimizerKind::normuon;
     const std::span<const Polynomial> polynomials = polynomials_of(settings);
     for (const Polynomial& polynomial : polynomials) {
-        const bool is_last = &polynomial == &polynomials.back();
-        apply_polynomial(s, matrix, is_last ? values : s.matrix.x, polynomial,
-                         is_last ? scale_of(settings, matrix) : 1);
+        const bool is_result = &polynomial == &polynomials.back() && !normalizes_rows;
+        apply_polynomial(s, matrix, is_result ? values : s.matrix.x, polynomial,
+                         is_result ? scale_of(settings, matrix) : 1);
     }
+    // The norm of an orthogonal matrix, times the same scale: with adamw_rms the paper's 0.2 sqrt(rows cols).
+    if (normalizes_rows)
+        run(s.stream, ops::row_normalize,
+            {.out = values,
+             .inp = s.matrix.x,
+             .v = s.matrix.slots[0][number],
+             .scratch = s.matrix.scratch,
+             .grad_norm = s.grad_norm,
+             .rows = matrix.rows,
+             .cols = matrix.cols,
+             .beta2 = float(settings.muon_beta2),
+             .one_minus_beta2 = float(1 - settings.muon_beta2),
+             .eps = 1e-8f,
+             .norm = scale_of(settings, matrix) * std::sqrt(float(matrix.smaller()))});
 }
 
 }  // namespace
@@ -171,8 +189,14 @@ std::vector<Matrix> lay_out_matrices(const TensorLayout& layout) {
         const TensorRow& row = tensor_table()[size_t(tensor.row)];
         if (row.role != TensorRole::matrix) continue;
         size_t first = 0;
-        for (const int rows : row.stacked_rows ? (layout.shape.*row.stacked_rows)() : std::vector<int>{tensor.rows}) {
-            matrices.push_back({.tensor = int(i), .first = first, .rows = rows, .cols = tensor.cols});
+        const std::vector<int> stacked = row.stacked_rows ? (layout.shape.*row.stacked_rows)() : std::vector<int>();
+        for (size_t part = 0; part < std::max<size_t>(stacked.size(), 1); part++) {
+            const bool is_alone = stacked.empty();
+            matrices.push_back({.name = is_alone ? tensor.name : format("%s.%zu", tensor.name.c_str(), part),
+                                .tensor = int(i),
+                                .first = first,
+                                .rows = is_alone ? tensor.rows : stacked[part],
+                                .cols = tensor.cols});
             first += matrices.back().count();
         }
     }
@@ -193,6 +217,27 @@ std::vector<Matrix> lay_out_matrices(const TensorLayout& layout) {
     return matrices;
 }
 
+size_t slot_elements(const MatrixSlot& slot, const Matrix& matrix) {
+    size_t elements = 1;
+    for (const size_t size : slot.shape(size_t(matrix.rows), size_t(matrix.cols))) elements *= size;
+    return elements;
+}
+
+std::vector<NamedTensor> name_matrix_state(const GptState& s) {
+    std::vector<NamedTensor> named;
+    const MatrixState& state = s.matrix;
+    for (size_t i = 0; i < state.slots.size(); i++) {
+        const MatrixSlot& slot = row_of(s).matrix_slots[i];
+        for (size_t number = 0; number < state.matrices.size(); number++) {
+            const Matrix& matrix = state.matrices[number];
+            float* values = state.slots[i][number];
+            named.push_back({slot.name + "." + matrix.name, slot.shape(size_t(matrix.rows), size_t(matrix.cols)),
+                             values, 0, values ? slot_elements(slot, matrix) : 0});
+        }
+    }
+    return named;
+}
+
 void place_matrices(GptState& s, Arena& arena) {
     MatrixState& state = s.matrix;
     for (size_t r = 0; r < s.update.rules.size(); r++)
@@ -211,8 +256,23 @@ void place_matrices(GptState& s, Arena& arena) {
         norm.count = matrix.count();
         ops::MatmulBackwardWeight gram{};
         gram.rows = matrix.rows, gram.n = gram.k = matrix.cols;
-        scratch = std::max({scratch, ops::frobenius_normalize_scratch_bytes(norm),
-                            matrix.rows > matrix.cols ? ops::matmul_backward_weight_scratch_bytes(gram) : 0});
+        ops::RowNormalize rows{};
+        rows.rows = matrix.rows;
+        scratch =
+            std::max({scratch, ops::frobenius_normalize_scratch_bytes(norm), ops::row_normalize_scratch_bytes(rows),
+                      matrix.rows > matrix.cols ? ops::matmul_backward_weight_scratch_bytes(gram) : 0});
+    }
+    for (const MatrixSlot& slot : row_of(s).matrix_slots) {
+        std::vector<float*>& places = state.slots.emplace_back();
+        size_t elements = 0;
+        for (const Matrix& matrix : state.matrices)
+            elements += matrix.owner == s.options.rank ? round_up(slot_elements(slot, matrix), kTensorAlignment) : 0;
+        float* next = arena.take<float>("optimizer state", slot.name, elements);
+        for (const Matrix& matrix : state.matrices) {
+            const bool is_own = matrix.owner == s.options.rank;
+            places.push_back(is_own ? next : nullptr);
+            if (is_own && next) next += round_up(slot_elements(slot, matrix), kTensorAlignment);
+        }
     }
     const Dtype type = type_of_iteration(s);
     const RuleState& rule = s.update.rules[size_t(state.rule)];

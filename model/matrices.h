@@ -10,12 +10,14 @@
 #include "kernels/comm.h"
 #include "kernels/tensor.h"
 #include "model/arena.h"
+#include "model/optimizers.h"
 #include "model/tensors.h"
 
 // A tensor, or one of the matrices that it stacks: queries, keys and values, or gates and ups.
 struct Matrix {
-    int tensor;    // in TensorLayout::tensors
-    size_t first;  // its first element in the tensor
+    std::string name;  // the tensor's, with ".0", ".1" or ".2" if the tensor has several
+    int tensor;        // in TensorLayout::tensors
+    size_t first;      // its first element in the tensor
     int rows, cols;
     int owner = 0;  // rank
 
@@ -30,16 +32,23 @@ std::vector<Matrix> lay_out_matrices(const TensorLayout& layout);
 struct MatrixState {
     int rule = -1;  // in GptState::update; -1: no optimizer of matrices
     std::vector<Matrix> matrices;
-    std::vector<size_t> whole_begin;  // of each own matrix in `whole`
-    View direction;                   // bf16, laid out like the rule's state: the momentum's direction, then the result
-    View whole;                       // bf16: this rank's own matrices; null without shards, where `direction` has them
-    View x, gram, product;            // for the largest own matrix, in the type of the iteration
-    float* gram_sums = nullptr;       // the Gram matrix of a matrix with more rows than columns
+    std::vector<size_t> whole_begin;         // of each own matrix in `whole`
+    std::vector<std::vector<float*>> slots;  // per OptimizerRow::matrix_slots: the state of each own matrix
+    View direction;              // bf16, laid out like the rule's state: the momentum's direction, then the result
+    View whole;                  // bf16: this rank's own matrices; null without shards, where `direction` has them
+    View x, gram, product;       // for the largest own matrix, in the type of the iteration
+    float* gram_sums = nullptr;  // the Gram matrix of a matrix with more rows than columns
     void* scratch = nullptr;
     Exchange directions, results;  // to the owners; from them
 };
 
+// Returns the number of elements of a slot's state of a matrix.
+size_t slot_elements(const MatrixSlot& slot, const Matrix& matrix);
+
 struct GptState;
+
+// Names the state of all matrices. A rank has values only for the matrices that it owns.
+std::vector<NamedTensor> name_matrix_state(const GptState& s);
 
 // Lays out GptState::matrix in the arena. Requires GptState::update.
 void place_matrices(GptState& s, Arena& arena);

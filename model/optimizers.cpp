@@ -16,6 +16,11 @@ static const std::vector<OptimizerRow>& optimizer_table() {
         {K::rmsprop, {{"v"}}, {{&S::alpha, 0.99}, {&S::eps, 1e-8}}},
         {K::adagrad, {{"v"}}, {{&S::eps, 1e-10}}},
         {K::muon, {{"m"}}, {{&S::momentum, 0.95}, {&S::nesterov, true}}, true},
+        {K::normuon,
+         {{"m"}},
+         {{&S::momentum, 0.95}, {&S::nesterov, true}, {&S::muon_beta2, 0.95}},
+         true,
+         {{"row_v", [](size_t rows, size_t) { return std::vector{rows}; }}}},
     };
     return table;
 }

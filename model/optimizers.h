@@ -28,7 +28,8 @@ struct OptimizerSettings {
     bool nesterov = false;
     MuonIteration muon_iteration = MuonIteration::newton_schulz;
     MuonScale muon_scale = MuonScale::adamw_rms;
-    bool cautious_decay = false;  // Muon: decay only weights that the update also moves towards 0
+    double muon_beta2 = 0.95;     // NorMuon: decay rate of the rows' second moment
+    bool cautious_decay = false;  // Muon, NorMuon: decay only weights that the update also moves towards 0
     double weight_decay = 0.1;
     double grad_clip = 1.0;    // maximum global gradient norm; 0: no clipping
     TensorGroups groups = {};  // a later group overrides an earlier one
@@ -46,11 +47,18 @@ struct OptimizerSetting {
     double initial;
 };
 
+// State of each matrix as a whole, 0 at the start. The matrix's owner keeps it.
+struct MatrixSlot {
+    std::string name;                                        // a checkpoint has the tensors NAME.MATRIX
+    std::vector<size_t> (*shape)(size_t rows, size_t cols);  // of a matrix's state
+};
+
 struct OptimizerRow {
     OptimizerKind kind;
     std::vector<StateSlot> slots;
     std::vector<OptimizerSetting> settings;
     bool whole_matrices = false;  // applies to tensors with TensorRole::matrix only, and reads each matrix as a whole
+    std::vector<MatrixSlot> matrix_slots = {};
 };
 
 const OptimizerRow& optimizer_row(OptimizerKind kind);

@@ -5,6 +5,7 @@
 #include "kernels/base/check.h"
 #include "kernels/numeric.h"
 #include "model/arena.h"
+#include "model/matrices.h"
 #include "model/update.h"
 
 size_t planned_bytes(const GptOptions& options) {
@@ -34,6 +35,9 @@ size_t saved_bytes(const GptOptions& options) {
     size_t elements = 0;
     for (size_t i = 0; i < layout.tensors.size(); i++)
         elements += part_of(layout, layout.tensors[i], options.rank).count * (1 + update.row_of(i).slots.size());
+    for (const Matrix& matrix : lay_out_matrices(layout))
+        for (const MatrixSlot& slot : update.row_of(size_t(matrix.tensor)).matrix_slots)
+            if (matrix.owner == options.rank) elements += slot_elements(slot, matrix);
     return elements * sizeof(float);
 }
 

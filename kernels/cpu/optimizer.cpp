@@ -135,6 +135,29 @@ void frobenius_normalize(const FrobeniusNormalize& op, Stream) {
     });
 }
 
+void row_normalize(const RowNormalize& op, Stream) {
+    if (op.grad_norm->non_finite_tensor >= 0) return;
+    dispatch("row_normalize", op.out, op.inp, [&]<class Out, class In>() {
+        const size_t cols = size_t(op.cols);
+        auto* rows = static_cast<RowScale*>(op.scratch);
+        parallel_blocks(size_t(op.rows), 1, [&](size_t row, size_t) {
+            rows[row] = row_scale(op, squared_sum(op.inp.template as<In>() + row * cols, op.cols), op.v[row]);
+        });
+        double sum = 0;
+        for (int row = 0; row < op.rows; row++) sum += rows[row].squared_sum;
+        const float scale = op.norm / frobenius_divisor(sum, op.eps);
+        parallel_blocks(size_t(op.rows), 1, [&](size_t row, size_t) {
+            const In* inp = op.inp.template as<In>() + row * cols;
+            Out* out = op.out.template as<Out>() + row * cols;
+            const float factor = rows[row].factor * scale;
+#pragma omp simd
+            for (size_t i = 0; i < cols; i++) out[i] = from_float<Out>(to_float(inp[i]) * factor);
+        });
+    });
+}
+
+size_t row_normalize_scratch_bytes(const RowNormalize& op) { return size_t(op.rows) * sizeof(RowScale); }
+
 size_t frobenius_normalize_scratch_bytes(const FrobeniusNormalize& op) {
     return (op.count + kPart - 1) / kPart * sizeof(double);
 }

@@ -6,7 +6,8 @@
 //
 // frobenius_normalize: the first kernel sums the squares of at most 1024 parts, one block each. In the second, every
 // block adds all parts' sums in the same order, and divides its part. Reads inp twice, the second time from L2 if the
-// matrix fits there. The order of the sums depends only on `count`.
+// matrix fits there. The order of the sums depends only on `count`. row_normalize does the same with rows as parts, one
+// block each; the order depends only on `rows` and `cols`.
 #include <cmath>
 
 #include "kernels/cuda/ptx.cuh"
@@ -131,6 +132,35 @@ __global__ void __launch_bounds__(kThreads) frobenius_normalize_kernel(Frobenius
     }
 }
 
+template <class In, bool kAligned> __global__ void __launch_bounds__(kThreads) row_scales_kernel(RowNormalize op) {
+    if (op.grad_norm->non_finite_tensor >= 0) return;
+    SquaredSumsShared& s_sum = shared_memory<SquaredSumsShared>();
+    const In* inp = op.inp.template as<In>() + size_t(blockIdx.x) * size_t(op.cols);
+    const double sum = block_sum(sum_of_squares<kAligned>(inp, op.cols), s_sum);
+    if (threadIdx.x == 0) static_cast<RowScale*>(op.scratch)[blockIdx.x] = row_scale(op, sum, op.v[blockIdx.x]);
+}
+
+template <class Out, class In, bool kAligned>
+__global__ void __launch_bounds__(kThreads) row_normalize_kernel(RowNormalize op) {
+    if (op.grad_norm->non_finite_tensor >= 0) return;
+    SquaredSumsShared& s_sum = shared_memory<SquaredSumsShared>();
+    const RowScale* __restrict__ scales = static_cast<const RowScale*>(op.scratch);
+    double sum = 0;
+    for (int i = int(threadIdx.x); i < op.rows; i += kThreads) sum += scales[i].squared_sum;
+    const float scale = op.norm / frobenius_divisor(block_sum(sum, s_sum), op.eps);
+    const float factor = scales[blockIdx.x].factor * scale;
+    constexpr int kSize = kPackSize<float>;
+    const size_t begin = size_t(blockIdx.x) * size_t(op.cols);
+    Out* out = op.out.template as<Out>() + begin;
+    const In* inp = op.inp.template as<In>() + begin;
+    for (int i = int(threadIdx.x) * kSize; i < op.cols; i += kThreads * kSize) {
+        auto x = unpack(load_some<kAligned, In, kSize>(inp + i, op.cols - i));
+#pragma unroll
+        for (float& value : x.value) value = value * factor;
+        store_some<kAligned>(out + i, pack_floats(x.template as<Out>()), op.cols - i);
+    }
+}
+
 }  // namespace
 
 void squared_sums(const SquaredSums& op, Stream stream) {
@@ -154,6 +184,19 @@ void frobenius_normalize(const FrobeniusNormalize& op, Stream stream) {
                stream, op);
     });
 }
+
+void row_normalize(const RowNormalize& op, Stream stream) {
+    dispatch("row_normalize", op.out, op.inp, [&]<class Out, class In>() {
+        if (op.rows == 0) return;
+        const Launch config{"row_normalize", blocks_for(size_t(op.rows), 1), kThreads, sizeof(SquaredSumsShared)};
+        const bool aligned = are_aligned(16, {op.out, op.inp}) && op.cols % kPackSize<bf16> == 0;
+        launch(aligned ? row_scales_kernel<In, true> : row_scales_kernel<In, false>, config, stream, op);
+        launch(aligned ? row_normalize_kernel<Out, In, true> : row_normalize_kernel<Out, In, false>, config, stream,
+               op);
+    });
+}
+
+size_t row_normalize_scratch_bytes(const RowNormalize& op) { return size_t(op.rows) * sizeof(RowScale); }
 
 size_t frobenius_normalize_scratch_bytes(const FrobeniusNormalize& op) {
     return size_t(Parts(op.count).count) * sizeof(double);

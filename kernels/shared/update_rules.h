@@ -104,6 +104,18 @@ HOST_DEVICE inline float frobenius_divisor(double squared_sum, float eps) {
     return norm < INFINITY ? (norm > eps ? norm : eps) : NAN;
 }
 
+// A row of row_normalize: its factor without the matrix's, and its share of the squared norm.
+struct RowScale {
+    double squared_sum;
+    float factor;
+};
+// Updates v of a row whose squares have the given sum.
+HOST_DEVICE inline RowScale row_scale(const RowNormalize& op, double squared_sum, float& v) {
+    v = std::fma(v, op.beta2, op.one_minus_beta2 * float(squared_sum / op.cols));
+    const float factor = 1 / (std::sqrt(v) + op.eps);
+    return {double(factor) * double(factor) * squared_sum, factor};
+}
+
 // Calls body.operator()<Rule>().
 template <class Body> void dispatch(OptimizerKind rule, Body&& body) {
     switch (rule) {
@@ -113,7 +125,8 @@ template <class Body> void dispatch(OptimizerKind rule, Body&& body) {
         case OptimizerKind::lion: return body.template operator()<LionRule>();
         case OptimizerKind::rmsprop: return body.template operator()<RmspropRule>();
         case OptimizerKind::adagrad: return body.template operator()<AdagradRule>();
-        case OptimizerKind::muon: break;
+        case OptimizerKind::muon:
+        case OptimizerKind::normuon: break;
     }
     fail(Exit::internal, "elementwise_update: rule %d is not elementwise", int(rule));
 }

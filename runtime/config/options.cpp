@@ -156,22 +156,26 @@ std::vector<Option> training_options(Config& c) {
         {"optim.eps", &c.optim.eps, between(1e-30, 1),
          used_by(&S::eps, "added to the square root of the averaged or summed squared gradients")},
         {"optim.weight_decay", &c.optim.weight_decay, between(0, 1000),
-         "weight decay of matrices, embeddings and the head; decoupled in adamw, lion and muon, else added to the "
-         "gradient"},
+         "weight decay of matrices, embeddings and the head; decoupled in adamw, lion, muon and normuon, else added "
+         "to the gradient"},
         {"optim.grad_clip", &c.optim.grad_clip, between(0, 1e30), "maximum gradient norm; 0: no clipping"},
         {"optim.momentum", &c.optim.momentum, between(0, kAlmost1), used_by(&S::momentum, "momentum")},
         {"optim.nesterov", &c.optim.nesterov, kAnything,
-         used_by(&S::nesterov, "Nesterov's momentum; default true in muon")},
+         used_by(&S::nesterov, "Nesterov's momentum; default true in muon and normuon")},
         {"optim.alpha", &c.optim.alpha, between(0, kAlmost1),
          used_by(&S::alpha, "decay rate of the average of squared gradients")},
         {"optim.scalar_name", &c.optim.scalar_name, kAnything,
-         "muon: optimizer of embeddings, head and vectors; not an optimizer of matrices"},
-        {"optim.muon_iteration", &c.optim.muon_iteration, kAnything, "muon: polynomials that orthogonalize a matrix"},
+         "muon, normuon: optimizer of embeddings, head and vectors; not an optimizer of matrices"},
+        {"optim.muon_iteration", &c.optim.muon_iteration, kAnything,
+         "muon, normuon: polynomials that orthogonalize a matrix"},
         {"optim.muon_scale", &c.optim.muon_scale, kAnything,
-         "muon: scale of the update. adamw_rms: the size of AdamW's, so that the same learning rate fits; shape: the "
+         "muon, normuon: scale of the update. adamw_rms: the size of AdamW's, so that the same learning rate fits; "
+         "shape: the "
          "square root of rows / columns, at least 1"},
+        {"optim.muon_beta2", &c.optim.muon_beta2, between(0, kAlmost1),
+         used_by(&S::muon_beta2, "decay rate of the second moment of rows")},
         {"optim.cautious_decay", &c.optim.cautious_decay, kAnything,
-         "muon: weight decay only of weights that the update also moves towards 0"},
+         "muon, normuon: weight decay only of weights that the update also moves towards 0"},
         {"optim.groups", &c.optim.groups, kAnything,
          "tensors with another learning rate (times lr_scale) or weight decay; a later group overrides an earlier one"},
 

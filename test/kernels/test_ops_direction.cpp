@@ -1,4 +1,4 @@
-// momentum_direction, apply_direction, frobenius_normalize and scaled_add against ref::.
+// momentum_direction, apply_direction, frobenius_normalize, row_normalize and scaled_add against ref::.
 #include "test/reference/update_rules.h"
 #include "test/support/bounded.h"
 #include "test/support/device_array.h"
@@ -282,6 +282,127 @@ TEMPLATE_TEST_CASE("frobenius_normalize: no number is finite if the norm is not"
             check_all_nan(values);
         }
     check_all_nan(std::vector<double>(count, 3e38));  // each finite, but the norm exceeds float
+}
+
+namespace {
+
+// A random matrix; row 1 is 0, and row 2 is 1000 times as large as the others.
+std::vector<double> uneven_rows(int rows, int cols) {
+    std::vector<double> values = random_values(size_t(rows) * size_t(cols), 1);
+    for (size_t i = 0; i < values.size(); i++) {
+        const size_t row = i / size_t(cols);
+        values[i] *= row == 1 ? 0 : row == 2 ? 1000 : 1;
+    }
+    return values;
+}
+
+template <class Out, class In> struct Rows {
+    int rows, cols;
+    Stored<In> inp;
+    Stored<Out> out;
+    Array<float> v;
+    Array<ops::GradNorm> grad_norm;
+
+    Rows(int row_count, int col_count, int inp_shift = 0, int out_shift = 0, int non_finite_tensor = -1)
+        : rows(row_count),
+          cols(col_count),
+          inp("inp", Role::input, uneven_rows(rows, cols), inp_shift),
+          out("out", Role::output, nans(inp.host.size()), out_shift),
+          v("v", Role::output, moments(rows)),
+          grad_norm("grad_norm", Role::input,
+                    std::vector<ops::GradNorm>{
+                        {.norm = 1, .scale = 1, .non_finite_tensor = non_finite_tensor, .reserved = 0}}) {}
+    static std::vector<double> moments(int rows) {
+        std::vector<double> values = random_values(size_t(rows), 2);
+        for (double& value : values) value = 1e-2 * value * value;
+        return values;
+    }
+    template <class Side> ops::RowNormalize on(Side side) {
+        return {.out = out.on(side),
+                .inp = inp.on(side),
+                .v = v.on(side),
+                .scratch = nullptr,
+                .grad_norm = grad_norm.on(side),
+                .rows = rows,
+                .cols = cols,
+                .beta2 = 0.9f,
+                .one_minus_beta2 = 0.1f,
+                .eps = 1e-8f,
+                .norm = 3};
+    }
+    void run(ops::RowNormalize op) {
+        auto scratch = scratch_of(ops::row_normalize_scratch_bytes(op));
+        op.scratch = scratch.on(OnDevice<Out>());
+        ops::row_normalize(op, Stream());
+        scratch.fetch();
+    }
+    void run() { run(on(OnDevice<Out>())); }
+    // Roundings: the mean, v, its root, the row's factor, the matrix's factor, their product, and the result.
+    void check() {
+        run();
+        std::vector<Bounded> factors, moments;
+        double squares = 0, factor_error = 0;
+        const ops::RowNormalize op = on(OnHost());
+        for (size_t r = 0; r < size_t(rows); r++) {
+            double sum = 0;
+            for (size_t i = r * size_t(cols); i < (r + 1) * size_t(cols); i++) sum += inp.host[i] * inp.host[i];
+            moments.push_back(Bounded(op.beta2) * Bounded(v.host[r]) +
+                              Bounded(op.one_minus_beta2) * Bounded::rounded(sum / cols, 0));
+            factors.push_back(Bounded(1) / (sqrt(moments[r]) + Bounded(op.eps)));
+            squares += factors[r].value * factors[r].value * sum;
+            factor_error = std::max(factor_error, factors[r].error / factors[r].value);
+        }
+        ref::row_normalize(op);
+        check_close(v, [&](size_t r) { return moments[r].error + stored_error_fp32(moments[r].value); });
+        const double norm = std::sqrt(squares);
+        const Bounded scale = Bounded(op.norm) / Bounded::rounded(norm, norm * factor_error);
+        check_close(out, [&](size_t i) {
+            const Bounded result = Bounded(inp.host[i]) * (factors[i / size_t(cols)] * scale);
+            return result.error + stored_error<Out>(result.value);
+        });
+    }
+};
+
+}  // namespace
+
+TEMPLATE_TEST_CASE("row_normalize", "[ops]", float, bf16, fp16) {
+    for_types([&]<class In>() {
+        INFO("inp " << name_of(dtype_of<In>));
+        for (const auto& [rows, cols] : {std::pair(1, 1), {3, 8}, {40, 39}, {5, 4103}, {600, 16}}) {
+            INFO(rows << " rows of " << cols);
+            Rows<TestType, In>(rows, cols, cols == 39, rows == 5).check();
+        }
+    });
+}
+
+TEMPLATE_TEST_CASE("row_normalize: the same bits in place and at every address", "[ops]", float, bf16, fp16) {
+    using T = TestType;
+    Rows<T, T> expected(33, 48), shifted(33, 48, 1, 1), in_place(33, 48);
+    expected.run(), shifted.run();
+    check_same_bits(shifted.out, expected.out.fetch());
+    check_same_bits(shifted.v, expected.v.fetch());
+    Stored<T> values("in place", Role::output, uneven_rows(33, 48));
+    ops::RowNormalize op = in_place.on(OnDevice<T>());
+    op.out = values.on(OnDevice<T>()), op.inp = values.on(OnDevice<T>());
+    in_place.run(op);
+    check_same_bits(values, expected.out.fetch());
+}
+
+TEMPLATE_TEST_CASE("row_normalize: a matrix of zeros stays 0", "[ops]", float, bf16, fp16) {
+    Rows<TestType, float> arrays(3, 16);
+    Array<float> zeros("zeros", Role::input, std::vector<float>(48)), v("v", Role::output, std::vector<float>(3));
+    ops::RowNormalize op = arrays.on(OnDevice<TestType>());
+    op.inp = zeros.on(OnDevice<TestType>()), op.v = v.on(OnDevice<TestType>());
+    arrays.run(op);
+    for (const TestType value : arrays.out.fetch()) CHECK(to_float(value) == 0);
+    for (const float moment : v.fetch()) CHECK(moment == 0);
+}
+
+TEMPLATE_TEST_CASE("row_normalize does nothing when a gradient is not finite", "[ops]", float, bf16, fp16) {
+    Rows<TestType, float> arrays(7, 24, 0, 0, 2), untouched(7, 24);
+    arrays.run();
+    check_same_bits(arrays.out, untouched.out.fetch());
+    check_same_bits(arrays.v, untouched.v.fetch());
 }
 
 namespace {

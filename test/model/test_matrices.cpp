@@ -4,6 +4,7 @@
 
 #include "model/gpt.h"
 #include "model/matrices.h"
+#include "model/plan.h"
 #include "model/update.h"
 #include "test/support/catch.h"
 #include "test/support/nano_gpt.h"
@@ -175,6 +176,92 @@ TEST_CASE("Muon's step is the orthogonalized gradient of each matrix", "[model]"
                     CHECK(std::abs(std::sqrt(size / expected_size) - 1) < 0.05);
                 }
             }
+}
+
+// The textbook: Li et al., "NorMuon: Making Muon more efficient and scalable", arXiv 2510.05491, algorithm 1, with
+// Nesterov's momentum as in Muon. Small singular values amplify a direction's rounding to BF16, so the momentum is a
+// float, as in the op. The result is rounded to BF16, by at most 2^-9; the limit leaves as much for FP32 iterations.
+TEST_CASE("20 steps of NorMuon follow its paper", "[model]") {
+    for (const MuonScale scale : {MuonScale::adamw_rms, MuonScale::shape}) {
+        GptOptions options = muon_options(Dtype::fp32);
+        set_optimizer(options.optimizer, OptimizerKind::normuon);
+        options.optimizer.muon_scale = scale;
+        options.optimizer.weight_decay = 0.1;
+        const double rate = 0.01, decay = double(float(0.1));
+        Gpt gpt(options, comm_single());
+        gpt.initialize(42);
+        const size_t tokens = size_t(options.batch) * size_t(options.seq_len);
+        const std::vector<int> ids = nano_tokens(tokens + 1, options.shape.vocab_size);
+        std::map<std::string, std::vector<float>> momentum;
+        std::map<std::string, Doubles> row_v;
+        for (int t = 1; t <= 20; t++) {
+            const std::vector<float> before = values_of(gpt.master_tensors());
+            gpt.begin_step({.learning_rate = rate, .update = t});
+            gpt.forward(ids.data());
+            gpt.backward(ids.data() + 1, 1.0f / float(tokens));
+            gpt.end_step();
+            const std::vector<float> after = values_of(gpt.master_tensors());
+            const std::vector<float> gradients = values_of(gpt.gradient_tensors());
+            for (const Matrix& matrix : lay_out_matrices(gpt.layout())) {
+                INFO(name_of(scale) << " step " << t << " " << matrix.name);
+                const size_t place = place_of(gpt.layout(), matrix), count = matrix.count();
+                const size_t cols = size_t(matrix.cols);
+                const double rows = matrix.rows;
+                std::vector<float>& m = momentum[matrix.name];
+                Doubles& v = row_v[matrix.name];
+                m.resize(count), v.resize(size_t(matrix.rows));
+                Doubles direction(count);
+                for (size_t i = 0; i < count; i++) {
+                    const float g = gradients[place + i];
+                    m[i] = std::fma(1 - 0.95f, g - m[i], m[i]);
+                    direction[i] = to_float(from_float<bf16>(std::fma(0.95f, m[i] - g, g)));
+                }
+                Doubles normalized = orthogonalized(direction, matrix.rows, matrix.cols, false);
+                double squares = 0;
+                for (size_t r = 0; r < v.size(); r++) {
+                    double sum = 0;
+                    for (size_t i = r * cols; i < (r + 1) * cols; i++) sum += normalized[i] * normalized[i];
+                    v[r] = 0.95 * v[r] + 0.05 * sum / double(cols);
+                    for (size_t i = r * cols; i < (r + 1) * cols; i++) normalized[i] /= std::sqrt(v[r]) + 1e-8;
+                    for (size_t i = r * cols; i < (r + 1) * cols; i++) squares += normalized[i] * normalized[i];
+                }
+                const double norm = scale == MuonScale::adamw_rms
+                                        ? 0.2 * std::sqrt(double(count))
+                                        : std::sqrt(std::max(1.0, rows / double(cols)) * matrix.smaller());
+                double error = 0;
+                for (size_t i = 0; i < count; i++) {
+                    const double expected = before[place + i] - rate * decay * before[place + i] -
+                                            rate * norm / std::sqrt(squares) * normalized[i];
+                    error += std::pow(after[place + i] - expected, 2);
+                }
+                CHECK(std::sqrt(error) / (rate * norm) < 0x1p-8);
+            }
+        }
+    }
+}
+
+TEST_CASE("NorMuon's state of rows has the matrix's name", "[model]") {
+    GptOptions options = muon_options(Dtype::bf16);
+    set_optimizer(options.optimizer, OptimizerKind::normuon);
+    Gpt gpt(options, comm_single());
+    std::map<std::string, std::vector<size_t>> shapes;
+    size_t saved = 0;
+    for (const NamedTensor& tensor : gpt.saved_tensors()) saved += tensor.count * sizeof(float);
+    CHECK(saved == saved_bytes(options));
+    for (const NamedTensor& tensor : gpt.saved_tensors())
+        if (tensor.name.starts_with("row_v.h.1.")) {
+            shapes[tensor.name] = tensor.shape;
+            CHECK(tensor.count == tensor.shape[0]);
+            CHECK(tensor.values.data != nullptr);
+        }
+    const size_t channels = size_t(options.shape.n_embd), head = size_t(options.shape.head_size());
+    CHECK(shapes == std::map<std::string, std::vector<size_t>>{{"row_v.h.1.qkv.weight.0", {channels}},
+                                                               {"row_v.h.1.qkv.weight.1", {head}},
+                                                               {"row_v.h.1.qkv.weight.2", {head}},
+                                                               {"row_v.h.1.attn_proj.weight", {channels}},
+                                                               {"row_v.h.1.fc.weight.0", {40}},
+                                                               {"row_v.h.1.fc.weight.1", {40}},
+                                                               {"row_v.h.1.fc_proj.weight", {channels}}});
 }
 
 TEST_CASE("Muon leaves embeddings, head and vectors to optim.scalar_name", "[model]") {

@@ -328,6 +328,25 @@ void frobenius_normalize(const ops::FrobeniusNormalize& op) {
     for (size_t i = 0; i < op.count; i++) put(op.out, i, element(op.inp, i) / std::max(std::sqrt(sum), double(op.eps)));
 }
 
+// v[r] = beta2 v[r] + (1 - beta2) mean of inp[r, c]^2;  hat[r, c] = inp[r, c] / (sqrt(v[r]) + eps)
+// out = norm hat / |hat|
+void row_normalize(const ops::RowNormalize& op) {
+    const size_t rows = size_t(op.rows), cols = size_t(op.cols);
+    std::vector<double> hat(rows * cols);
+    double squares = 0;
+    for (size_t r = 0; r < rows; r++) {
+        double sum = 0;
+        for (size_t c = 0; c < cols; c++) sum += element(op.inp, r * cols + c) * element(op.inp, r * cols + c);
+        const double v = double(op.beta2) * op.v[r] + double(op.one_minus_beta2) * sum / op.cols;
+        op.v[r] = float(v);
+        for (size_t c = 0; c < cols; c++) {
+            hat[r * cols + c] = element(op.inp, r * cols + c) / (std::sqrt(v) + double(op.eps));
+            squares += hat[r * cols + c] * hat[r * cols + c];
+        }
+    }
+    for (size_t i = 0; i < hat.size(); i++) put(op.out, i, squares > 0 ? op.norm * hat[i] / std::sqrt(squares) : 0);
+}
+
 // out[i] = alpha a[i] + beta b[i]
 void scaled_add(const ops::ScaledAdd& op) {
     for (size_t i = 0; i < op.count; i++) put(op.out, i, op.alpha * element(op.a, i) + op.beta * element(op.b, i));

@@ -143,6 +143,7 @@ void elementwise_update(const ops::ElementwiseUpdate& op);
 void momentum_direction(const ops::MomentumDirection& op);
 void apply_direction(const ops::ApplyDirection& op);
 void frobenius_normalize(const ops::FrobeniusNormalize& op);
+void row_normalize(const ops::RowNormalize& op);
 void scaled_add(const ops::ScaledAdd& op);
 void normal_fill(const ops::NormalFill& op);
 void fill(const ops::Fill& op);

@@ -57,7 +57,8 @@ void update_element(OptimizerKind rule, const ops::UpdateScalars& s, Number g, N
             master = master - lr * (g / (sqrt(v) + Number(s.eps)));
             break;
         }
-        case OptimizerKind::muon: break;  // not elementwise
+        case OptimizerKind::muon:
+        case OptimizerKind::normuon: break;  // not elementwise
         // g = g + decay master;  v = v + g^2;  master = master - lr g / (sqrt(v) + eps)
         case OptimizerKind::adagrad: {
             Number& v = state[0];
