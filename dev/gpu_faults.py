@@ -43,7 +43,8 @@ FAULTS = [
      "__launch_bounds__(kTile / 2) embedding_backward_scan_kernel", "test_simt: embedding_backward*"),
     # ---- addresses of the other side
     (OPTIMIZER, "the launcher asks on the host whether the gradients are finite",
-     "if (op.n_chunks <= 0) return;", "if (op.n_chunks <= 0 || op.grad_norm->non_finite_tensor >= 0) return;",
+     "if (op.n_chunks <= 0) return;\n    launch(kernel",
+     "if (op.n_chunks <= 0 || op.grad_norm->non_finite_tensor >= 0) return;\n    launch(kernel",
      "test_simt: *update*"),
     (DEVICE, "the host itself makes a copy to the host",
      "check_cuda(cudaMemcpyAsync(piece.memory, source, piece.bytes, cudaMemcpyDeviceToHost, stream),\n"

@@ -6,10 +6,9 @@ missing barrier or wait, a comparison off by one, a wrong lane, a dropped tail, 
 CUDA = "kernels/cuda/"
 FORWARD, BACKWARD = CUDA + "attention/attention_forward.cu", CUDA + "attention/attention_backward.cu"
 TILES, NORM, NORM_BACKWARD = CUDA + "attention/attention_tiles.cuh", CUDA + "norm.cu", CUDA + "norm_backward.cu"
-LOSS, EMBEDDING, OPTIMIZER = CUDA + "cross_entropy.cu", CUDA + "embedding.cu", CUDA + "optimizer.cu"
-RULES = "kernels/shared/update_rules.h"
-REDUCE, GRAD_NORM, EPILOGUE = CUDA + "reduce.cuh", CUDA + "grad_norm.cu", CUDA + "matmul/matmul_epilogue.cu"
-PRODUCTS, FILL, VECTOR = CUDA + "matmul/matmul_products.h", CUDA + "fill.cu", CUDA + "vector.cuh"
+LOSS, EMBEDDING = CUDA + "cross_entropy.cu", CUDA + "embedding.cu"
+REDUCE, EPILOGUE = CUDA + "reduce.cuh", CUDA + "matmul/matmul_epilogue.cu"
+PRODUCTS, VECTOR = CUDA + "matmul/matmul_products.h", CUDA + "vector.cuh"
 DROPOUT, GENERAL_FORWARD = CUDA + "dropout.cu", CUDA + "attention/attention_general_forward.cuh"
 ROPE, ROPE_CPU = CUDA + "qk_norm_rope.cu", "kernels/cpu/qk_norm_rope.cpp"
 NORM_PARTS, PRODUCT = CUDA + "norm_parts.cuh", CUDA + "matmul/matmul.cu"
@@ -252,66 +251,6 @@ FAULTS = [
     (EMBEDDING, "the token before the group is taken from the group",
      "if (lane == 0) token_before = first > 0 ? sums.op.tokens[sums.order[first - 1]] : -1;",
      "if (lane == 0) token_before = -1;"),
-    # ---- update
-    (OPTIMIZER, "the state has the place of the weights", "op.state[k] + chunk.state_begin;",
-     "op.state[k] + chunk.begin;"),
-    (OPTIMIZER, "every group has the scalars of the first",
-     "const UpdateScalars s = op.scalars[chunk.group];", "const UpdateScalars s = op.scalars[0];"),
-    (OPTIMIZER, "the update is applied to gradients that are not finite",
-     "    if (grad_norm->non_finite_tensor >= 0) return;\n", ""),
-    (RULES, "momentum and Nesterov's momentum are exchanged", "std::fma(s.step_momentum, m, s.step_gradient * g)",
-     "std::fma(1 - s.step_gradient * (1 - s.momentum), m, (1 - s.step_gradient) * g)"),
-    (RULES, "Lion's decay rates are exchanged",
-     "std::fma(m, s.beta1, g * s.one_minus_beta1);\n        m = std::fma(m, s.beta2,",
-     "std::fma(m, s.beta2, g * s.one_minus_beta2);\n        m = std::fma(m, s.beta1,"),
-    (RULES, "RMSprop decays without the gradient", "v = std::fma(v, s.alpha, g * g * s.one_minus_alpha);",
-     "v = std::fma(v, s.alpha, g * s.one_minus_alpha);"),
-    (RULES, "RMSprop's eps inside the root",
-     "g * g * s.one_minus_alpha);\n        master = std::fma(-s.learning_rate, g / (std::sqrt(v) + s.eps), master);",
-     "g * g * s.one_minus_alpha);\n        master = std::fma(-s.learning_rate, g / std::sqrt(v + s.eps), master);"),
-    (RULES, "eps inside the root",
-     "std::sqrt(v) / s.root_bias_correction2 + s.eps", "std::sqrt(v + s.eps) / s.root_bias_correction2"),
-    (OPTIMIZER, "the direction has the place of the gradient", "op.direction.template as<T>() + chunk.state_begin;\n"
-     "    float* m", "op.direction.template as<T>() + chunk.begin;\n    float* m"),
-    (OPTIMIZER, "the momentum is not stored",
-     "        store_pack<kWhole>(m + place, pack_floats(average), available);\n", ""),
-    (OPTIMIZER, "packs of 16-bit directions are not checked for alignment", "is_aligned(master, param, direction)",
-     "is_aligned(master, param)"),
-    (OPTIMIZER, "apply_direction leaves the parameter", "if (param) store_pack", "if (false) store_pack"),
-    (RULES, "the direction starts from the momentum before the gradient",
-     "m = std::fma(1 - momentum, std::fma(grad, grad_scale, -m), m);\n",
-     "const float before = m;\n    m = std::fma(1 - momentum, std::fma(grad, grad_scale, -m), m);\n"
-     "    if (nesterov) return std::fma(momentum, std::fma(-grad, grad_scale, before), grad * grad_scale);\n"),
-    (RULES, "the momentum and its complement are exchanged", "std::fma(1 - momentum, std::fma(grad",
-     "std::fma(momentum, std::fma(grad"),
-    (RULES, "a product that underflows decides about the decay",
-     "(direction > 0 && master < 0) || (direction < 0 && master > 0)", "!(direction * master >= 0)"),
-    (RULES, "cautious weights decay in the opposite case", "cautious && opposite ? 1", "cautious && !opposite ? 1"),
-    (RULES, "a weight with a direction of 0 does not decay", "(direction < 0 && master > 0)",
-     "(direction <= 0 && master > 0)"),
-    (RULES, "a norm that is not finite divides", "norm < INFINITY ? (norm > eps ? norm : eps) : NAN",
-     "norm > eps ? norm : eps"),
-    (RULES, "eps is added to the norm", "(norm > eps ? norm : eps)", "(norm + eps)"),
-    (GRAD_NORM, "the last part of a matrix is as long as the others",
-     "int(min(elements - begin(), size_t(size)))", "size"),
-    (GRAD_NORM, "parts begin inside packs",
-     "(equal + kPackSize<bf16> - 1) / kPackSize<bf16> * kPackSize<bf16>", "equal"),
-    (GRAD_NORM, "a block divides by the norm of its part", "i < parts.count; i += kThreads) sum += sums[i];",
-     "i < 1; i += kThreads) sum += sums[blockIdx.x];"),
-    (GRAD_NORM, "alignment is only checked for the input", "are_aligned(16, {op.out, op.inp})",
-     "are_aligned(16, {op.inp})"),
-    (FILL, "scaled_add adds the factors to the wrong arrays",
-     "std::fma(op.alpha, a.value[k], op.beta * b.value[k])", "std::fma(op.beta, a.value[k], op.alpha * b.value[k])"),
-    (FILL, "alignment is only checked for the first input", "are_aligned(kSize * size_of(input.dtype), {input})",
-     "are_aligned(kSize * size_of(inputs.begin()->dtype), {*inputs.begin()})"),
-    (GRAD_NORM, "NaN counts as finite", "if (!(fabs(sums[i]) < INFINITY))", "if (fabs(sums[i]) >= INFINITY)"),
-    (GRAD_NORM, "a chunk's sum goes to its place in the list instead of the grid",
-     "op.out[chunk.index] = sum;", "op.out[blockIdx.x] = sum;"),
-    (FILL, "a rank's part of a tensor begins with the tensor's first numbers", "(op.first + i) / 4", "i / 4"),
-    (FILL, "add adds twice", "    sum += unpack(load_some<kAligned>(inp + i, op.count - i));\n",
-     "    sum += unpack(load_some<kAligned>(inp + i, op.count - i));\n"
-     "    sum += unpack(load_some<kAligned>(inp + i, op.count - i));\n"),
-    (FILL, "whole packs are written at the end", "pack_floats(values), op.count - i);", "pack_floats(values), kSize);"),
     # ---- QK norm and RoPE
     (ROPE, "the rotation has the other sign",
      "sine = kBack ? -angles.sine[i] : angles.sine[i];", "sine = kBack ? angles.sine[i] : -angles.sine[i];"),
@@ -428,7 +367,8 @@ FAULTS = [
     (CPU + "optimizer.cpp", "the sum of a matrix's parts leaves out the last",
      "part * kPart < op.count; part++", "(part + 1) * kPart < op.count; part++"),
     (CPU + "optimizer.cpp", "updates are applied to gradients that are not finite",
-     "    if (op.grad_norm->non_finite_tensor >= 0) return;\n", ""),
+     "    if (op.grad_norm->non_finite_tensor >= 0) return;\n    parallel_blocks(op.n_chunks",
+     "    parallel_blocks(op.n_chunks"),
     (CPU + "fill.cpp", "scaled_add adds the factors to the wrong arrays",
      "std::fma(op.alpha, to_float(a[i]), op.beta * to_float(b[i]))",
      "std::fma(op.beta, to_float(a[i]), op.alpha * to_float(b[i]))"),

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Mutation testing: plants each fault of kernel_faults.py, model_faults.py, rank_faults.py, tokenizer_faults.py,
-host_faults.py and gpu_faults.py in a copy of the tree and checks that a test fails.
+"""Mutation testing: plants each fault of kernel_faults.py, model_faults.py, optimizer_faults.py, rank_faults.py,
+tokenizer_faults.py, host_faults.py and gpu_faults.py in a copy of the tree and checks that a test fails.
 
     dev/plant_faults.py [--only TEXT] [--skip N] [--out FILE.md]
 
@@ -25,11 +25,12 @@ import gpu_faults
 import host_faults
 import kernel_faults
 import model_faults
+import optimizer_faults
 import rank_faults
 import tokenizer_faults
 
-FAULTS = (kernel_faults.FAULTS + model_faults.FAULTS + rank_faults.FAULTS + tokenizer_faults.FAULTS +
-          host_faults.FAULTS + gpu_faults.FAULTS)
+FAULTS = (kernel_faults.FAULTS + model_faults.FAULTS + optimizer_faults.FAULTS + rank_faults.FAULTS +
+          tokenizer_faults.FAULTS + host_faults.FAULTS + gpu_faults.FAULTS)
 ROOT = Path(__file__).resolve().parents[1]
 MODES = [("default order", "test_simt", []), ("seed 1", "test_simt", ["--seed", "1"]),
          ("seed 2", "test_simt", ["--seed", "2"]), ("seed 3", "test_simt", ["--seed", "3"]),
@@ -37,7 +38,7 @@ MODES = [("default order", "test_simt", []), ("seed 1", "test_simt", ["--seed", 
          ("AddressSanitizer", "test_simt_asan", [])]
 # The tests that exercise a file; reduce.cuh and vector.cuh are used by everything except GEMMs.
 FAMILIES = [("attention", "*attention*"), ("norm", "*norm*"), ("cross_entropy", "*cross_entropy*"),
-            ("embedding", "*embedding*"), ("optimizer", "*update*,*direction*"),
+            ("embedding", "*embedding*"), ("optimizer", "*update*,*direction*,trust_*"),
             ("grad_norm", "*norm_finish*,frobenius*,row_normalize*"), ("matmul", "*matmul*"),
             ("fill", "*fill*,*cast*,add,scaled_add*"), ("dropout", "dropout*"),
             ("activation", "*activation*,*matmul*"), ("qk_norm_rope", "*qk_norm_rope*"), ("comm_nccl", "[comm]"),

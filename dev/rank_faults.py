@@ -3,10 +3,6 @@ its tests, as in host_faults.py."""
 SHARDING, TENSORS = "model/sharding.cpp", "model/tensors.cpp"
 MPI, TREE = "kernels/cpu/comm_mpi.cpp", "kernels/cpu/tree_sum.h"
 COLLECTIVE, EXCHANGE = "kernels/shared/collective.h", "exchange: test_exchange"
-MATRICES, UPDATE, GPT = "model/matrices.cpp", "model/update.cpp", "model/gpt.cpp"
-MUON, OWNERS = "test_cpu: *Muon*", "test_cpu: every matrix has an owner*"
-MUON_RANKS = "program: test_ranks.Ranks.test_muon_has_the_same_bits_for_any_number_of_ranks_at_every_stage"
-NORMUON_RANKS = "program: test_ranks.Ranks.test_normuon_has_the_same_bits_for_any_number_of_ranks"
 NCCL, TREE_SUM = "kernels/cuda/comm_nccl.cu", "kernels/cuda/tree_sum.cu"
 
 FAULTS = [
@@ -45,53 +41,6 @@ FAULTS = [
      "std::max(elements / ranks / ops::kChunkElements, size_t(1)) * ops::kChunkElements"),
     (TENSORS, "chunks are the next rank's", "inside / bucket.piece != size_t(rank)",
      "inside / bucket.piece != size_t(rank + 1) % size_t(layout.ranks)"),
-    # ---- matrices and their owners
-    (MATRICES, "a matrix has no owner", "matrices[i].owner = int(least - load.begin());",
-     "if (i > 0) matrices[i].owner = int(least - load.begin()); else matrices[i].owner = layout.ranks;", OWNERS),
-    (MATRICES, "all matrices have the same owner", "        *least += work(i);\n", "", OWNERS),
-    (MATRICES, "pieces go to the rank after the owner", "message(matrix.owner, direction_at",
-     "message((matrix.owner + 1) % s.options.ranks, direction_at", MUON_RANKS),
-    (MATRICES, "all pieces arrive at the beginning of the matrix", ".from(theirs.first - matrix.first);", ";",
-     MUON_RANKS),
-    (MATRICES, "a piece begins one element late",
-     "state_begin + element - first)", "state_begin + element - first + (s.options.is_sharded() ? 1 : 0))",
-     MUON_RANKS),
-    (MATRICES, "without shards, only the owner gets the result", "if (s.comm.size > 1) wait(exchange(state.results",
-     "if (s.options.is_sharded()) wait(exchange(state.results", MUON_RANKS),
-    (MATRICES, "the owner does not wait for the directions", "    wait(directions, s.comm, s.stream);\n", "",
-     MUON_RANKS),
-    (MATRICES, "queries, keys and values are one matrix", "row.stacked_rows ? (layout", "false ? (layout",
-     "test_cpu: queries, keys, values*"),
-    (MATRICES, "a product lacks its transpose", """        run(s.stream, ops::matmul_backward_input,
-            {.dinp = state.product,
-             .dout = state.gram,
-             .weight = state.x,
-             .kept = nullptr,
-             .rows = rows,
-             .n = rows,
-             .k = cols});""",
-     "        multiply_by_transposed(s, state.product, state.gram, state.x, rows, cols, rows);", MUON),
-    (MATRICES, "the norm includes padding", ".count = matrix.count(), .eps = 1e-7f});",
-     ".count = round_up(matrix.count() + 1, kTensorAlignment), .eps = 1e-7f});", MUON),
-    (MATRICES, "momentum and Nesterov's momentum are swapped", ".nesterov = s.options.optimizer.nesterov},",
-     ".nesterov = !s.options.optimizer.nesterov},", MUON),
-    (MATRICES, "the two scales are swapped", "settings.muon_scale == MuonScale::adamw_rms",
-     "settings.muon_scale == MuonScale::shape", MUON),
-    (MATRICES, "all matrices share one second moment", "s.matrix.slots[0][number]", "s.matrix.slots[0][0]", MUON),
-    (MATRICES, "two matrices' second moments overlap",
-     "if (is_own && next) next += round_up(slot_elements(slot, matrix), kTensorAlignment);",
-     "if (is_own && next) next += slot_elements(slot, matrix) / 2;", MUON),
-    (GPT, "the second moments are not saved", "with_matrix_state(*state_, name_state(*state_, true))",
-     "name_state(*state_, true)", MUON, NORMUON_RANKS),
-    (GPT, "a rollback does not restore the second moments", "with_matrix_state(*state_, name_state(*state_, false))",
-     "name_state(*state_, false)", NORMUON_RANKS),
-    (GPT, "owners' second moments count as replicas", "return name_state(s, false);\n    std",
-     "return state_tensors();\n    std", NORMUON_RANKS),
-    ("training/divergence.cpp", "a rollback keeps the optimizer's state", "checkpoint.load(run.gpt.state_tensors());",
-     "checkpoint.load(run.gpt.master_tensors());",
-     "program: test_divergence.Divergence.test_a_rollback_equals_a_start_from_that_checkpoint_at_later_data"),
-    (UPDATE, "a tensor has another group's rate", "chunk.group = place.group;", "chunk.group = 0;",
-     "test_cpu: [model]"),
     # ---- MPI
     (MPI, "a sum reaches the wrong rank", "tree_sum(op.out, static_cast<const float*>(op.scratch), op.count, size,",
      "tree_sum(op.out, static_cast<const float*>(op.scratch) + op.count, op.count, size - 1,"),

@@ -170,6 +170,15 @@ inline Work work_of(const ElementwiseUpdate& op, size_t elements) {
             format("rule %s, elements %zu", name_of(op.rule), elements)};
 }
 
+// Reads the masters, the state and the gradient.
+inline Work work_of(const TrustSums& op, size_t elements) {
+    const auto states = std::count_if(op.state, op.state + kMaxStates, [](const float* array) { return array; });
+    return {"trust_sums", 0, double(elements) * double(states + 2) * sizeof(float),
+            format("rule %s, elements %zu", name_of(op.rule), elements)};
+}
+
+inline Work work_of(const TrustRatios& op) { return {"trust_ratios", 0, 0, format("layers %d", op.n_layers)}; }
+
 // Reads the gradient, reads and writes the momentum.
 inline Work work_of(const MomentumDirection& op, size_t elements) {
     return {"momentum_direction", 0, double(elements) * 3 * sizeof(float) + bytes_of(op.direction, double(elements)),

@@ -241,7 +241,7 @@ std::vector<NamedTensor> name_matrix_state(const GptState& s) {
 void place_matrices(GptState& s, Arena& arena) {
     MatrixState& state = s.matrix;
     for (size_t r = 0; r < s.update.rules.size(); r++)
-        if (optimizer_row(s.update.rules[r].rule).whole_matrices) state.rule = int(r);
+        if (optimizer_row(s.update.rules[r].rule).is_of_matrices()) state.rule = int(r);
     if (state.rule < 0) return;
     state.matrices = lay_out_matrices(s.layout);
 

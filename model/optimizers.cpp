@@ -4,7 +4,8 @@
 
 #include "kernels/base/check.h"
 
-// Defaults are torch.optim's, except AdamW's beta2, which is GPT-3's, and SGD's momentum; Lion's are its paper's.
+// Defaults are torch.optim's, except AdamW's beta2, which is GPT-3's, and SGD's momentum; those of Lion,
+// LAMB, LARS and NorMuon are their papers'.
 static const std::vector<OptimizerRow>& optimizer_table() {
     using S = OptimizerSettings;
     using K = OptimizerKind;
@@ -15,11 +16,13 @@ static const std::vector<OptimizerRow>& optimizer_table() {
         {K::lion, {{"m"}}, {{&S::beta1, 0.9}, {&S::beta2, 0.99}}},
         {K::rmsprop, {{"v"}}, {{&S::alpha, 0.99}, {&S::eps, 1e-8}}},
         {K::adagrad, {{"v"}}, {{&S::eps, 1e-10}}},
-        {K::muon, {{"m"}}, {{&S::momentum, 0.95}, {&S::nesterov, true}}, true},
+        {K::lamb, {{"m"}, {"v"}}, {{&S::beta1, 0.9}, {&S::beta2, 0.999}, {&S::eps, 1e-6}}, UpdateScope::layer},
+        {K::lars, {{"m"}}, {{&S::momentum, 0.9}, {&S::trust_coefficient, 0.001}}, UpdateScope::layer},
+        {K::muon, {{"m"}}, {{&S::momentum, 0.95}, {&S::nesterov, true}}, UpdateScope::matrix},
         {K::normuon,
          {{"m"}},
          {{&S::momentum, 0.95}, {&S::nesterov, true}, {&S::muon_beta2, 0.95}},
-         true,
+         UpdateScope::matrix,
          {{"row_v", [](size_t rows, size_t) { return std::vector{rows}; }}}},
     };
     return table;
@@ -49,6 +52,6 @@ static void assign(OptimizerSettings& settings, const OptimizerSetting& setting)
 void set_optimizer(OptimizerSettings& settings, OptimizerKind kind) {
     const OptimizerRow& row = optimizer_row(kind);
     settings.name = kind;
-    for (const OptimizerKind reads : {row.whole_matrices ? settings.scalar_name : kind, kind})
+    for (const OptimizerKind reads : {row.is_of_matrices() ? settings.scalar_name : kind, kind})
         for (const OptimizerSetting& setting : optimizer_row(reads).settings) assign(settings, setting);
 }

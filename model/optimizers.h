@@ -25,6 +25,7 @@ struct OptimizerSettings {
     double eps = 1e-8;
     double momentum = 0.9;
     double alpha = 0.99;
+    double trust_coefficient = 0.001;
     bool nesterov = false;
     MuonIteration muon_iteration = MuonIteration::newton_schulz;
     MuonScale muon_scale = MuonScale::adamw_rms;
@@ -53,12 +54,18 @@ struct MatrixSlot {
     std::vector<size_t> (*shape)(size_t rows, size_t cols);  // of a matrix's state
 };
 
+// What the update of an element depends on: the element, the norms of its layer, or its whole matrix. An optimizer of
+// matrices applies to tensors with TensorRole::matrix only.
+enum class UpdateScope { element, layer, matrix };
+
 struct OptimizerRow {
     OptimizerKind kind;
     std::vector<StateSlot> slots;
     std::vector<OptimizerSetting> settings;
-    bool whole_matrices = false;  // applies to tensors with TensorRole::matrix only, and reads each matrix as a whole
+    UpdateScope scope = UpdateScope::element;
     std::vector<MatrixSlot> matrix_slots = {};
+
+    bool is_of_matrices() const { return scope == UpdateScope::matrix; }
 };
 
 const OptimizerRow& optimizer_row(OptimizerKind kind);

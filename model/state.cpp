@@ -140,8 +140,16 @@ GptState place_state(const GptOptions& options, Arena& arena) {
         const size_t n_own_chunks = owned_chunk_count(s.layout, options.rank);
         s.all_chunks = arena.take<ops::Chunk>("control", "all_chunks", s.n_all_chunks);
         s.own_chunks = arena.take<ops::Chunk>("control", "own_chunks", n_own_chunks);
-        s.update_chunks =
-            arena.take<ops::Chunk>("control", "update_chunks", options.is_sharded() ? n_own_chunks : s.n_all_chunks);
+        s.update_chunks = arena.take<ops::Chunk>(
+            "control", "update_chunks",
+            max_update_chunks(s.layout, s.update, options.is_sharded() ? n_own_chunks : s.n_all_chunks));
+        if (s.update.has_layers()) {
+            const size_t layers = s.layout.tensors.size() * kMaxStacked;
+            s.trust.n_sums = s.n_all_chunks * kMaxStacked;
+            s.trust.layers = arena.take<ops::Layer>("control", "layers", layers);
+            s.trust.sums = arena.take<double>("control", "trust_sums", 2 * s.trust.n_sums);
+            s.trust.ratios = arena.take<float>("control", "trust_ratios", layers);
+        }
         s.grad_norm = arena.take<ops::GradNorm>("control", "grad_norm", 1);
         s.scratch = arena.take<std::byte>("scratch", "scratch", scratch_bytes(options));
         if (options.dropout > 0) {

@@ -73,6 +73,7 @@ struct GptState {
     ops::Chunk* own_chunks = nullptr;  // this rank's chunks, in own_grad
     UpdateLayout update;               // empty without training
     MatrixState matrix;
+    TrustState trust;
     std::vector<ops::Chunk> host_update_chunks;
     ops::Chunk* update_chunks = nullptr;  // the chunks that this rank updates
     std::vector<ops::UpdateScalars> host_update_scalars;

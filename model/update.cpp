@@ -22,7 +22,7 @@ bool is_in(const TensorGroup& group, const Tensor& tensor) {
 UpdateGroup group_of(const OptimizerSettings& settings, const Tensor& tensor) {
     const bool is_vector = tensor_table()[size_t(tensor.row)].role == TensorRole::vector;
     const bool is_matrix = tensor_table()[size_t(tensor.row)].role == TensorRole::matrix;
-    const bool applies = is_matrix || !optimizer_row(settings.name).whole_matrices;
+    const bool applies = is_matrix || !optimizer_row(settings.name).is_of_matrices();
     UpdateGroup result{.rule = applies ? settings.name : settings.scalar_name,
                        .weight_decay = is_vector ? 0 : settings.weight_decay};
     for (const TensorGroup& group : settings.groups) {
@@ -36,6 +36,64 @@ UpdateGroup group_of(const OptimizerSettings& settings, const Tensor& tensor) {
 // "h.*.qkv.weight" for a tensor of a layer.
 std::string name_in_any_layer(const Tensor& tensor) {
     return std::string(tensor.layer < 0 ? "" : "h.*.") + tensor_table()[size_t(tensor.row)].name;
+}
+
+// A layer of a tensor: elements [first, end).
+struct TensorSpan {
+    size_t first, end;
+};
+
+// Returns the layers of each tensor.
+std::vector<std::vector<TensorSpan>> tensor_layers(const TensorLayout& layout) {
+    std::vector<std::vector<TensorSpan>> layers(layout.tensors.size());
+    for (const Matrix& matrix : lay_out_matrices(layout))
+        layers[size_t(matrix.tensor)].push_back({matrix.first, matrix.first + matrix.count()});
+    for (size_t i = 0; i < layers.size(); i++)
+        if (layers[i].empty()) layers[i].push_back({0, layout.tensors[i].count});
+    return layers;
+}
+
+// Appends the parts of a chunk that belong to different layers. first: the chunk's first element in its tensor.
+void append_by_layer(std::vector<ops::Chunk>& chunks, const ops::Chunk& whole, const std::vector<TensorSpan>& layers,
+                     size_t first) {
+    for (size_t number = 0; number < layers.size(); number++) {
+        const size_t begin = std::max(first, layers[number].first);
+        const size_t end = std::min(first + size_t(whole.count), layers[number].end);
+        if (begin >= end) continue;
+        ops::Chunk& part = chunks.emplace_back(whole);
+        part.begin += begin - first, part.state_begin += begin - first;
+        part.count = int(end - begin);
+        part.index = whole.index * kMaxStacked + int(number);
+        part.layer = whole.tensor * kMaxStacked + int(number);
+    }
+}
+
+// Computes the trust ratios of a layerwise rule. Without shards each rank has all sums.
+void measure_layers(GptState& s, const RuleState& rule, const ops::ElementwiseUpdate& update) {
+    TrustState& trust = s.trust;
+    ops::fill({.out = reinterpret_cast<float*>(trust.sums), .count = 4 * trust.n_sums, .value = 0}, s.stream);
+    ops::TrustSums sums{.rule = rule.rule,
+                        .out = trust.sums,
+                        .master = update.master,
+                        .state = {},
+                        .grad = update.grad,
+                        .chunks = update.chunks,
+                        .scalars = update.scalars,
+                        .grad_norm = update.grad_norm,
+                        .n_chunks = update.n_chunks};
+    std::ranges::copy(rule.slots, sums.state);
+    run(s.stream, ops::trust_sums, sums, note_of_rule(s, rule));
+    s.update_time.stop(s.stream);
+    if (s.options.is_sharded()) wait(all_reduce_sum(trust.sums, 2 * trust.n_sums, s.comm, s.stream), s.comm, s.stream);
+    s.update_time.start(s.stream);
+    run(s.stream, ops::trust_ratios,
+        {.rule = rule.rule,
+         .out = trust.ratios,
+         .sums = trust.sums,
+         .layers = trust.layers,
+         .scalars = update.scalars,
+         .grad_norm = update.grad_norm,
+         .n_layers = int(trust.host_layers.size())});
 }
 
 // Counts the elements of chunks, for a trace.
@@ -111,20 +169,50 @@ std::string update_table(const GptOptions& options, double learning_rate) {
 std::vector<ops::Chunk> update_chunks(const GptOptions& options, const TensorLayout& layout, UpdateLayout& update,
                                       const std::vector<ops::Chunk>& chunks) {
     std::vector<ops::Chunk> sorted;
+    const std::vector<std::vector<TensorSpan>> layers = tensor_layers(layout);
     for (size_t r = 0; r < update.rules.size(); r++) {
         RuleState& rule = update.rules[r];
         rule.first_chunk = int(sorted.size());
         for (ops::Chunk chunk : chunks) {
             const UpdateLayout::Place& place = update.tensors[size_t(chunk.tensor)];
             if (place.rule != int(r)) continue;
-            const size_t part_begin = owned_part(options, layout, layout.tensors[size_t(chunk.tensor)]).shard_begin;
+            const TensorPart part = owned_part(options, layout, layout.tensors[size_t(chunk.tensor)]);
             chunk.group = place.group;
-            chunk.state_begin = place.state_begin + (chunk.begin - part_begin);
-            sorted.push_back(chunk);
+            chunk.state_begin = place.state_begin + (chunk.begin - part.shard_begin);
+            if (optimizer_row(rule.rule).scope == UpdateScope::layer)
+                append_by_layer(sorted, chunk, layers[size_t(chunk.tensor)],
+                                part.first + chunk.begin - part.shard_begin);
+            else
+                sorted.push_back(chunk);
         }
         rule.n_chunks = int(sorted.size()) - rule.first_chunk;
     }
     return sorted;
+}
+
+bool UpdateLayout::has_layers() const {
+    return std::ranges::any_of(
+        rules, [](const RuleState& rule) { return optimizer_row(rule.rule).scope == UpdateScope::layer; });
+}
+
+size_t max_update_chunks(const TensorLayout& layout, const UpdateLayout& update, size_t n_chunks) {
+    return n_chunks + (update.has_layers() ? lay_out_matrices(layout).size() : 0);
+}
+
+std::vector<ops::Layer> update_layers(const TensorLayout& layout, const UpdateLayout& update,
+                                      const std::vector<ops::Chunk>& chunks) {
+    std::vector<ops::Layer> layers;
+    for (size_t i = 0; i < layout.tensors.size(); i++) {
+        const bool is_vector = tensor_table()[size_t(layout.tensors[i].row)].role == TensorRole::vector;
+        const auto of_tensor = std::ranges::equal_range(chunks, int(i), {}, &ops::Chunk::tensor);
+        for (int number = 0; number < kMaxStacked; number++)
+            layers.push_back({.first = of_tensor.front().index * kMaxStacked + number,
+                              .stride = kMaxStacked,
+                              .n_sums = int(of_tensor.size()),
+                              .group = update.tensors[i].group,
+                              .adapts = !is_vector});
+    }
+    return layers;
 }
 
 // Like torch, computes in double and rounds the results.
@@ -147,7 +235,9 @@ ops::UpdateScalars update_scalars(const OptimizerSettings& settings, const Updat
             .step_momentum = settings.nesterov ? float(settings.momentum) : 1,
             .step_gradient = settings.nesterov ? 1.0f : 0,
             .alpha = float(settings.alpha),
-            .one_minus_alpha = float(1 - settings.alpha)};
+            .one_minus_alpha = float(1 - settings.alpha),
+            .bias_correction1 = correction1,
+            .trust_coefficient = float(settings.trust_coefficient)};
 }
 
 OpNote note_of_rule(const GptState& s, const RuleState& rule) {
@@ -175,7 +265,7 @@ void update(GptState& s) {
     // parameters.
     const Ticket directions = begin_matrices(s);
     for (const RuleState& rule : s.update.rules) {
-        if (optimizer_row(rule.rule).whole_matrices) continue;
+        if (optimizer_row(rule.rule).is_of_matrices()) continue;
         ops::ElementwiseUpdate op{.rule = rule.rule,
                                   .master = s.master,
                                   .param = s.options.precision == Dtype::fp32 ? View() : s.own_param,
@@ -186,6 +276,10 @@ void update(GptState& s) {
                                   .grad_norm = s.grad_norm,
                                   .n_chunks = rule.n_chunks};
         std::ranges::copy(rule.slots, op.state);
+        if (optimizer_row(rule.rule).scope == UpdateScope::layer) {
+            measure_layers(s, rule, op);
+            op.trust_ratios = s.trust.ratios;
+        }
         run(s.stream, ops::elementwise_update, op, note_of_rule(s, rule));
     }
     finish_matrices(s, directions);

@@ -23,6 +23,16 @@ struct RuleState {
     int first_chunk = 0, n_chunks = 0;  // of GptState::update_chunks
 };
 
+// The trust ratios of a layerwise optimizer. A layer is a tensor, or one of the matrices that it stacks.
+struct TrustState {
+    std::vector<ops::Layer> host_layers;  // kMaxStacked for each tensor of TensorLayout
+    ops::Layer* layers = nullptr;
+    double* sums = nullptr;  // (chunks of the grid * kMaxStacked, 2): a chunk has elements of at most that many layers
+    float* ratios = nullptr;
+    size_t n_sums = 0;
+};
+inline constexpr int kMaxStacked = 3;  // queries, keys and values
+
 // The optimizer of each tensor.
 struct UpdateLayout {
     struct Place {
@@ -33,6 +43,7 @@ struct UpdateLayout {
     std::vector<UpdateGroup> groups;
     std::vector<RuleState> rules;
 
+    bool has_layers() const;
     const OptimizerRow& row_of(size_t tensor) const { return optimizer_row(rules[size_t(tensors[tensor].rule)].rule); }
 };
 UpdateLayout lay_out_update(const GptOptions& options, const TensorLayout& layout);
@@ -50,13 +61,21 @@ std::string update_table(const GptOptions& options, double learning_rate);
 TensorPart owned_part(const GptOptions& options, const TensorLayout& layout, const Tensor& tensor);
 
 // Returns the chunks that this rank updates, with their groups and the places of their state, sorted by rule; sets the
-// number of each rule's chunks.
+// number of each rule's chunks. With a layerwise rule, a chunk ends with its layer, and its index is its place in
+// TrustState::sums.
 std::vector<ops::Chunk> update_chunks(const GptOptions& options, const TensorLayout& layout, UpdateLayout& update,
                                       const std::vector<ops::Chunk>& chunks);
 
 // Returns the scalars of a group in the step of update `t`, from 1.
 ops::UpdateScalars update_scalars(const OptimizerSettings& settings, const UpdateGroup& group, double learning_rate,
                                   int64_t t);
+
+// Returns the limit of their number, given the number without layers.
+size_t max_update_chunks(const TensorLayout& layout, const UpdateLayout& update, size_t n_chunks);
+
+// Returns the layers of all tensors. chunks: the grid.
+std::vector<ops::Layer> update_layers(const TensorLayout& layout, const UpdateLayout& update,
+                                      const std::vector<ops::Chunk>& chunks);
 
 struct GptState;
 

@@ -142,16 +142,17 @@ def op_findings(texts):
     """Each op has an implementation in both backends, a reference (textbook) and a test."""
     def is_in(files, pattern):
         return any(re.search(pattern, text) for name, text in texts.items() if name.startswith(files))
-    seam = texts["kernels/ops.h"]
-    for match in re.finditer(r"^(?:template <.*> )?void (\w+)\(", seam, re.M):
-        op, number = match[1], seam.count("\n", 0, match.start()) + 1
+    matches = [(seam, match) for seam in ("kernels/ops.h", "kernels/update_ops.h")
+               for match in re.finditer(r"^(?:template <.*> )?void (\w+)\(", texts[seam], re.M)]
+    for seam, match in matches:
+        op, number = match[1], texts[seam].count("\n", 0, match.start()) + 1
         for backend in ("kernels/cpu", "kernels/cuda"):
             if not is_in(f"{backend}/", rf"\bvoid (ops::)?{op}\("):
-                yield "kernels/ops.h", number, f"{op} is not implemented in {backend}"
+                yield seam, number, f"{op} is not implemented in {backend}"
         if not is_in("test/reference/", rf"\bvoid (ref::)?{op}\("):
-            yield "kernels/ops.h", number, f"{op} has no textbook in test/reference"
+            yield seam, number, f"{op} has no textbook in test/reference"
         if not is_in("test/kernels/test_ops", rf"\b{op}\b"):
-            yield "kernels/ops.h", number, f"{op} has no test in test/kernels/test_ops*"
+            yield seam, number, f"{op} has no test in test/kernels/test_ops*"
 
 
 def storage_template_findings(name, text):

@@ -78,7 +78,7 @@ OP_GROUPS = {
     "norm": ["norm_backward*", "residual_norm*"],
     "loss": ["cross_entropy*", "loss_sum*"],
     "update": ["squared_sums*", "grad_norm_finish*", "elementwise_update*", "momentum_direction*", "apply_direction*",
-               "frobenius_normalize*", "row_normalize*", "scaled_add*"],
+               "frobenius_normalize*", "row_normalize*", "scaled_add*", "trust_*"],
     "embedding": ["embedding*"],
     "activation": ["activation*", "gated_activation*"],
     "rope": ["qk_norm_rope*"],

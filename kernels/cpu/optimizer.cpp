@@ -31,7 +31,7 @@ template <class Op, class Body> void for_chunks(const Op& op, Body&& body) {
 }
 
 template <class Rule> void update_chunk(const ElementwiseUpdate& op, const Chunk& chunk) {
-    const UpdateScalars s = op.scalars[chunk.group];
+    const UpdateScalars s = scalars_of(op, chunk);
     const float grad_scale = op.grad_norm->scale;
     float* master = op.master + chunk.begin;
     float* states[Rule::kStates];
@@ -44,6 +44,25 @@ template <class Rule> void update_chunk(const ElementwiseUpdate& op, const Chunk
         Rule::update(s, grad[i] * grad_scale, master[i], state);
         for (int k = 0; k < Rule::kStates; k++) states[k][i] = state[k];
     }
+}
+
+template <class Rule> void sum_chunk(const TrustSums& op, const Chunk& chunk) {
+    const UpdateScalars s = op.scalars[chunk.group];
+    const float grad_scale = op.grad_norm->scale;
+    const float* master = op.master + chunk.begin;
+    const float* states[Rule::kStates];
+    for (int k = 0; k < Rule::kStates; k++) states[k] = op.state[k] + chunk.state_begin;
+    const float* grad = op.grad + chunk.begin;
+    double weights = 0, directions = 0;
+#pragma omp simd reduction(+ : weights, directions)
+    for (int i = 0; i < chunk.count; i++) {
+        float state[Rule::kStates];
+        for (int k = 0; k < Rule::kStates; k++) state[k] = states[k][i];
+        const double direction = Rule::direction(s, grad[i] * grad_scale, master[i], state);
+        weights += double(master[i]) * double(master[i]);
+        directions += direction * direction;
+    }
+    op.out[2 * chunk.index] = weights, op.out[2 * chunk.index + 1] = directions;
 }
 
 template <class T> void direct_chunk(const MomentumDirection& op, const Chunk& chunk) {
@@ -100,6 +119,26 @@ void elementwise_update(const ElementwiseUpdate& op, Stream) {
                 store_param(op.param.template as<T>(), op.master, chunk);
             });
         });
+    });
+}
+
+void trust_sums(const TrustSums& op, Stream) {
+    dispatch_layerwise(op.rule,
+                       [&]<class Rule>() { for_chunks(op, [&](const Chunk& chunk) { sum_chunk<Rule>(op, chunk); }); });
+}
+
+void trust_ratios(const TrustRatios& op, Stream) {
+    if (op.grad_norm->non_finite_tensor >= 0) return;
+    dispatch_layerwise(op.rule, [&]<class Rule>() {
+        for (int i = 0; i < op.n_layers; i++) {
+            const Layer& layer = op.layers[i];
+            double weights = 0, directions = 0;
+            for (int k = 0; k < layer.n_sums; k++) {
+                const double* sums = op.sums + 2 * (layer.first + k * layer.stride);
+                weights += sums[0], directions += sums[1];
+            }
+            op.out[i] = layer_ratio<Rule>(op, layer, weights, directions);
+        }
     });
 }
 

@@ -3,6 +3,7 @@
 // momentum_direction and apply_direction 14 and 12 with 16-bit arrays. Numerics: float, with the same roundings as on
 // the CPU and IEEE division and square root. If a gradient is not finite (grad_norm), every block returns.
 
+#include "kernels/cuda/reduce.cuh"
 #include "kernels/cuda/vector.cuh"
 #include "kernels/ops.h"
 #include "kernels/shared/dispatch.h"
@@ -23,19 +24,22 @@ template <class Op> __device__ const Chunk& chunk_of_block(const Op& op) {
     return op.chunks[blockIdx.x / kBlocksPerChunk];
 }
 
-// Calls body.template operator()<whole>(offset in the chunk, available) for the packs of this block's part, or for none
-// if a gradient is not finite.
-template <class Body>
-__device__ void for_packs(const GradNorm* grad_norm, const Chunk& chunk, bool aligned, Body body) {
-    if (grad_norm->non_finite_tensor >= 0) return;
-    const int begin = int(blockIdx.x) % kBlocksPerChunk * kBlockElements;
-    const int end = min(chunk.count, begin + kBlockElements);
+// Calls body.template operator()<whole>(offset in the chunk, available) for the packs of elements [begin, end).
+template <class Body> __device__ void for_packs(int begin, int end, bool aligned, Body body) {
     for (int i = begin + int(threadIdx.x) * kSize; i < end; i += kThreads * kSize) {
         if (aligned && end - i >= kSize)
             body.template operator()<true>(i, kSize);
         else
             body.template operator()<false>(i, end - i);
     }
+}
+
+// The same for this block's part of a chunk, or for none if a gradient is not finite.
+template <class Body>
+__device__ void for_packs(const GradNorm* grad_norm, const Chunk& chunk, bool aligned, Body body) {
+    if (grad_norm->non_finite_tensor >= 0) return;
+    const int begin = int(blockIdx.x) % kBlocksPerChunk * kBlockElements;
+    for_packs(begin, min(chunk.count, begin + kBlockElements), aligned, body);
 }
 
 template <class... T> __device__ bool is_aligned(const T*... arrays) {
@@ -65,7 +69,7 @@ template <class Rule, class T>
 __global__ void __launch_bounds__(kThreads) elementwise_update_kernel(ElementwiseUpdate op) {
     constexpr int kStates = Rule::kStates;
     const Chunk chunk = chunk_of_block(op);
-    const UpdateScalars s = op.scalars[chunk.group];
+    const UpdateScalars s = scalars_of(op, chunk);
     const float grad_scale = op.grad_norm->scale;
     const ChunkArrays<T, kStates> arrays(op, chunk);
     for_packs(op.grad_norm, chunk, arrays.are_aligned(), [&]<bool kWhole>(int place, int available) {
@@ -89,6 +93,60 @@ __global__ void __launch_bounds__(kThreads) elementwise_update_kernel(Elementwis
         store_pack<kWhole>(arrays.master + place, pack_floats(master), available);
         if (arrays.param) store_pack<kWhole>(arrays.param + place, pack_floats(master.template as<T>()), available);
     });
+}
+
+struct TrustShared {
+    double weights[kThreads / kWarpSize], directions[kThreads / kWarpSize];
+};
+
+// One block per chunk, so that a chunk's sums do not depend on its place in memory.
+template <class Rule> __global__ void __launch_bounds__(kThreads) trust_sums_kernel(TrustSums op) {
+    if (op.grad_norm->non_finite_tensor >= 0) return;
+    TrustShared& shared = shared_memory<TrustShared>();
+    constexpr int kStates = Rule::kStates;
+    const Chunk chunk = op.chunks[blockIdx.x];
+    const UpdateScalars s = op.scalars[chunk.group];
+    const float grad_scale = op.grad_norm->scale;
+    const float* master = op.master + chunk.begin;
+    const float* grad = op.grad + chunk.begin;
+    bool aligned = is_aligned(master, grad);
+    for (int k = 0; k < kStates; k++) aligned = aligned && is_aligned(op.state[k] + chunk.state_begin);
+    double weights = 0, directions = 0;
+    for_packs(0, chunk.count, aligned, [&]<bool kWhole>(int place, int available) {
+        const Four gradient = unpack(load_pack<kWhole>(grad + place, available));
+        const Four weight = unpack(load_pack<kWhole>(master + place, available));
+        Four states[kStates];
+#pragma unroll
+        for (int k = 0; k < kStates; k++)
+            states[k] = unpack(load_pack<kWhole>(op.state[k] + chunk.state_begin + place, available));
+#pragma unroll
+        for (int i = 0; i < kSize; i++) {
+            float state[kStates];
+#pragma unroll
+            for (int k = 0; k < kStates; k++) state[k] = states[k].value[i];
+            const double direction = Rule::direction(s, gradient.value[i] * grad_scale, weight.value[i], state);
+            weights = fma(double(weight.value[i]), double(weight.value[i]), weights);
+            if (i < available) directions = fma(direction, direction, directions);
+        }
+    });
+    weights = block_sum(weights, shared.weights);
+    directions = block_sum(directions, shared.directions);
+    if (threadIdx.x == 0) op.out[2 * chunk.index] = weights, op.out[2 * chunk.index + 1] = directions;
+}
+
+// One block per layer.
+template <class Rule> __global__ void __launch_bounds__(kThreads) trust_ratios_kernel(TrustRatios op) {
+    if (op.grad_norm->non_finite_tensor >= 0) return;
+    TrustShared& shared = shared_memory<TrustShared>();
+    const Layer layer = op.layers[blockIdx.x];
+    double weights = 0, directions = 0;
+    for (int i = int(threadIdx.x); i < layer.n_sums; i += kThreads) {
+        const double* sums = op.sums + 2 * size_t(layer.first + i * layer.stride);
+        weights += sums[0], directions += sums[1];
+    }
+    weights = block_sum(weights, shared.weights);
+    directions = block_sum(directions, shared.directions);
+    if (threadIdx.x == 0) op.out[blockIdx.x] = layer_ratio<Rule>(op, layer, weights, directions);
 }
 
 template <class T> __global__ void __launch_bounds__(kThreads) momentum_direction_kernel(MomentumDirection op) {
@@ -138,6 +196,22 @@ void elementwise_update(const ElementwiseUpdate& op, Stream stream) {
         dispatch(op.rule, [&]<class Rule>() {
             launch_chunks(elementwise_update_kernel<Rule, T>, "elementwise_update", op, stream);
         });
+    });
+}
+
+void trust_sums(const TrustSums& op, Stream stream) {
+    if (op.n_chunks <= 0) return;
+    dispatch_layerwise(op.rule, [&]<class Rule>() {
+        launch(trust_sums_kernel<Rule>,
+               {"trust_sums", blocks_for(size_t(op.n_chunks), 1), kThreads, sizeof(TrustShared)}, stream, op);
+    });
+}
+
+void trust_ratios(const TrustRatios& op, Stream stream) {
+    if (op.n_layers <= 0) return;
+    dispatch_layerwise(op.rule, [&]<class Rule>() {
+        launch(trust_ratios_kernel<Rule>,
+               {"trust_ratios", blocks_for(size_t(op.n_layers), 1), kThreads, sizeof(TrustShared)}, stream, op);
     });
 }
 

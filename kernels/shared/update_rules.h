@@ -85,6 +85,47 @@ struct AdagradRule {
     }
 };
 
+// A layerwise rule also has direction(), whose norm over a layer decides the layer's trust ratio. Norms are Euclidean.
+
+// The ratio if both norms are positive, else 1.
+HOST_DEVICE inline double ratio_of_norms(double numerator, double denominator) {
+    return numerator > 0 && denominator > 0 ? numerator / denominator : 1;
+}
+
+// LAMB: Adam's direction with decoupled decay, scaled to the norm of the layer's weights (You et al., arXiv 1904.00962,
+// algorithm 2, with phi(z) = z).
+struct LambRule {
+    static constexpr int kStates = 2;
+    HOST_DEVICE static float direction(const UpdateScalars& s, float g, float master, float (&state)[kStates]) {
+        auto& [m, v] = state;
+        m = std::fma(m, s.beta1, g * s.one_minus_beta1);
+        v = std::fma(v, s.beta2, g * g * s.one_minus_beta2);
+        const float denominator = std::sqrt(v) / s.root_bias_correction2 + s.eps;
+        return std::fma(s.weight_decay, master, m / s.bias_correction1 / denominator);
+    }
+    HOST_DEVICE static double trust_ratio(const UpdateScalars&, double weights, double direction) {
+        return ratio_of_norms(weights, direction);
+    }
+    HOST_DEVICE static void update(const UpdateScalars& s, float g, float& master, float (&state)[kStates]) {
+        master = std::fma(-s.learning_rate * s.trust_ratio, direction(s, g, master, state), master);
+    }
+};
+
+// LARS: momentum of the gradient and its penalty, with a rate in proportion to the layer's weights (You, Gitman,
+// Ginsburg, arXiv 1708.03888, algorithm 1). The direction is the gradient.
+struct LarsRule {
+    static constexpr int kStates = 1;
+    HOST_DEVICE static float direction(const UpdateScalars&, float g, float, float (&)[kStates]) { return g; }
+    HOST_DEVICE static double trust_ratio(const UpdateScalars& s, double weights, double direction) {
+        return ratio_of_norms(double(s.trust_coefficient) * weights, direction + double(s.weight_decay) * weights);
+    }
+    HOST_DEVICE static void update(const UpdateScalars& s, float g, float& master, float (&state)[kStates]) {
+        auto& [m] = state;
+        m = std::fma(s.momentum, m, s.learning_rate * s.trust_ratio * penalized(s, g, master));
+        master -= m;
+    }
+};
+
 // Updates m and returns the direction of momentum_direction. The scaled gradient is a factor of multiply-adds, because
 // compilers would fuse its product with a subtraction or not.
 HOST_DEVICE inline float momentum_step(float momentum, bool nesterov, float grad, float grad_scale, float& m) {
@@ -125,10 +166,34 @@ template <class Body> void dispatch(OptimizerKind rule, Body&& body) {
         case OptimizerKind::lion: return body.template operator()<LionRule>();
         case OptimizerKind::rmsprop: return body.template operator()<RmspropRule>();
         case OptimizerKind::adagrad: return body.template operator()<AdagradRule>();
+        case OptimizerKind::lamb: return body.template operator()<LambRule>();
+        case OptimizerKind::lars: return body.template operator()<LarsRule>();
         case OptimizerKind::muon:
         case OptimizerKind::normuon: break;
     }
     fail(Exit::internal, "elementwise_update: rule %d is not elementwise", int(rule));
+}
+
+// The same for a layerwise rule.
+template <class Body> void dispatch_layerwise(OptimizerKind rule, Body&& body) {
+    if (rule == OptimizerKind::lamb) return body.template operator()<LambRule>();
+    require(rule == OptimizerKind::lars, "trust_sums: rule %d is not layerwise", int(rule));
+    body.template operator()<LarsRule>();
+}
+
+// The scalars of a chunk's elements.
+HOST_DEVICE inline UpdateScalars scalars_of(const ElementwiseUpdate& op, const Chunk& chunk) {
+    UpdateScalars scalars = op.scalars[chunk.group];
+    if (op.trust_ratios) scalars.trust_ratio = op.trust_ratios[chunk.layer];
+    return scalars;
+}
+
+// A layer's ratio from its squared norms.
+template <class Rule>
+HOST_DEVICE float layer_ratio(const TrustRatios& op, const Layer& layer, double squared_weights,
+                              double squared_direction) {
+    if (!layer.adapts) return 1;
+    return float(Rule::trust_ratio(op.scalars[layer.group], std::sqrt(squared_weights), std::sqrt(squared_direction)));
 }
 
 }  // namespace ops

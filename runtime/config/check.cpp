@@ -64,7 +64,7 @@ void check_parts(const Config& c, Check& check) {
 }
 
 void check_optimizer(const Config& c, Check& check) {
-    check.that(!optimizer_row(c.optim.scalar_name).whole_matrices,
+    check.that(!optimizer_row(c.optim.scalar_name).is_of_matrices(),
                format("optim.scalar_name must be an optimizer of vectors, is \"%s\"", name_of(c.optim.scalar_name)));
 }
 

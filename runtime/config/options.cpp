@@ -156,7 +156,8 @@ std::vector<Option> training_options(Config& c) {
         {"optim.eps", &c.optim.eps, between(1e-30, 1),
          used_by(&S::eps, "added to the square root of the averaged or summed squared gradients")},
         {"optim.weight_decay", &c.optim.weight_decay, between(0, 1000),
-         "weight decay of matrices, embeddings and the head; decoupled in adamw, lion, muon and normuon, else added "
+         "weight decay of matrices, embeddings and the head; decoupled in adamw, lion, lamb, muon and normuon, else "
+         "added "
          "to the gradient"},
         {"optim.grad_clip", &c.optim.grad_clip, between(0, 1e30), "maximum gradient norm; 0: no clipping"},
         {"optim.momentum", &c.optim.momentum, between(0, kAlmost1), used_by(&S::momentum, "momentum")},
@@ -164,6 +165,8 @@ std::vector<Option> training_options(Config& c) {
          used_by(&S::nesterov, "Nesterov's momentum; default true in muon and normuon")},
         {"optim.alpha", &c.optim.alpha, between(0, kAlmost1),
          used_by(&S::alpha, "decay rate of the average of squared gradients")},
+        {"optim.trust_coefficient", &c.optim.trust_coefficient, between(0, kMaxRate),
+         used_by(&S::trust_coefficient, "the rate of a layer, in proportion to its weights' norm / its gradient's")},
         {"optim.scalar_name", &c.optim.scalar_name, kAnything,
          "muon, normuon: optimizer of embeddings, head and vectors; not an optimizer of matrices"},
         {"optim.muon_iteration", &c.optim.muon_iteration, kAnything,

@@ -1,4 +1,4 @@
-// squared_sums, grad_norm_finish and elementwise_update against ref::.
+// squared_sums, grad_norm_finish, elementwise_update, trust_sums and trust_ratios against ref::.
 #include <cstddef>
 
 #include "kernels/shared/update_rules.h"
@@ -97,7 +97,11 @@ TEST_CASE("grad_norm_finish: reports the first tensor that is not finite", "[ops
 namespace {
 
 constexpr OptimizerKind kRules[] = {OptimizerKind::adamw, OptimizerKind::adam,    OptimizerKind::sgd,
-                                    OptimizerKind::lion,  OptimizerKind::rmsprop, OptimizerKind::adagrad};
+                                    OptimizerKind::lion,  OptimizerKind::rmsprop, OptimizerKind::adagrad,
+                                    OptimizerKind::lamb,  OptimizerKind::lars};
+constexpr OptimizerKind kLayerwise[] = {OptimizerKind::lamb, OptimizerKind::lars};
+
+bool is_layerwise(OptimizerKind rule) { return std::ranges::find(kLayerwise, rule) != std::end(kLayerwise); }
 
 // The arrays of an update. `param` is null if T is float.
 template <class T> struct Update {
@@ -113,6 +117,7 @@ template <class T> struct Update {
     Array<ops::Chunk> chunks{"chunks", Role::input, chunks_of_one_rank()};
     Array<ops::GradNorm> grad_norm;
     Array<ops::UpdateScalars> scalars;
+    Array<float> ratios{"trust ratios", Role::input, std::vector<float>{0.5f, 1.5f, 0.25f, 3, 0.75f, 2}};  // of tensors
 
     explicit Update(OptimizerKind kind, int non_finite_tensor = -1)
         : rule(kind),
@@ -137,10 +142,13 @@ template <class T> struct Update {
                 .step_momentum = decay > 0 ? 0.85f : 1,  // the first group has Nesterov's momentum
                 .step_gradient = decay > 0 ? 1.0f : 0,
                 .alpha = 0.97f,
-                .one_minus_alpha = 0.03f};
+                .one_minus_alpha = 0.03f,
+                .bias_correction1 = 0.271f,
+                .trust_coefficient = 0.02f};
     }
 
     static constexpr bool kHasParam = !std::is_same_v<T, float>;
+    static size_t chunks_of_sums() { return chunks_of_all_tensors().size(); }
     int n_states() const {
         int states = 0;
         ops::dispatch(rule, [&]<class Rule>() { states = Rule::kStates; });
@@ -156,7 +164,8 @@ template <class T> struct Update {
                 .chunks = chunks.on(side),
                 .scalars = scalars.on(side),
                 .grad_norm = grad_norm.on(side),
-                .n_chunks = int(chunks.host.size())};
+                .n_chunks = int(chunks.host.size()),
+                .trust_ratios = is_layerwise(rule) ? ratios.on(side) : nullptr};
     }
 
     template <class Other> void check_same_state(const Other& expected) const {
@@ -181,7 +190,9 @@ template <class T> struct UpdateErrors {
                 Bounded weight(op.master[place]),
                     state[] = {arrays.first.host[state_place], arrays.second.host[state_place]};
                 const Bounded g = Bounded(op.grad[place]) * Bounded(op.grad_norm->scale);
-                ref::update_element(op.rule, op.scalars[chunk.group], g, weight, state);
+                ops::UpdateScalars scalars = op.scalars[chunk.group];
+                if (op.trust_ratios) scalars.trust_ratio = op.trust_ratios[chunk.layer];
+                ref::update_element(op.rule, scalars, g, weight, state);
                 master[place] = weight.error + stored_error_fp32(weight.value);
                 if (op.state[0]) first[state_place] = state[0].error + stored_error_fp32(state[0].value);
                 if (op.state[1]) second[state_place] = state[1].error + stored_error_fp32(state[1].value);
@@ -221,6 +232,111 @@ TEMPLATE_TEST_CASE("elementwise_update does nothing when a gradient is not finit
             ops::elementwise_update(arrays.on(OnDevice<T>()), Stream());
             arrays.check_same_state(expected);
         }
+}
+
+namespace {
+
+// The squared norms of each tensor's chunks, the tensors as layers. `shift` as in Array.
+struct TrustNorms {
+    Update<float> arrays;
+    Array<double> sums{"sums", Role::output, std::vector<double>(2 * arrays.chunks_of_sums(), -1.0)};
+    Array<float> master, grad;
+
+    explicit TrustNorms(OptimizerKind rule, int shift = 0, int non_finite_tensor = -1)
+        : arrays(rule, non_finite_tensor),
+          master("master", Role::input, arrays.master.host, shift),
+          grad("grad", Role::input, arrays.grad.host, shift) {}
+    template <class Side> ops::TrustSums on(Side side) {
+        const ops::ElementwiseUpdate op = arrays.on(side);
+        return {.rule = op.rule,
+                .out = sums.on(side),
+                .master = master.on(side),
+                .state = {op.state[0], op.state[1]},
+                .grad = grad.on(side),
+                .chunks = op.chunks,
+                .scalars = op.scalars,
+                .grad_norm = op.grad_norm,
+                .n_chunks = op.n_chunks};
+    }
+    void run() { ops::trust_sums(on(OnDevice<float>()), Stream()); }
+};
+
+}  // namespace
+
+TEST_CASE("trust_sums", "[ops]") {
+    for (const OptimizerKind rule : kLayerwise) {
+        INFO(name_of(rule));
+        TrustNorms norms(rule);
+        const ops::TrustSums op = norms.on(OnHost());
+        std::vector<double> error(norms.sums.host.size());  // 0 for the chunks of other ranks
+        for (const ops::Chunk& chunk : norms.arrays.chunks.host) {
+            double sums[] = {0, 0}, direction_error = 0;
+            for (size_t e = 0; e < size_t(chunk.count); e++) {
+                Bounded state[ops::kMaxStates];
+                for (int k = 0; k < ops::kMaxStates && op.state[k]; k++) state[k] = op.state[k][chunk.state_begin + e];
+                const Bounded weight = double(op.master[chunk.begin + e]);
+                const Bounded g = Bounded(op.grad[chunk.begin + e]) * Bounded(op.grad_norm->scale);
+                const Bounded direction = ref::direction_of_layer(rule, op.scalars[chunk.group], g, weight, state);
+                sums[0] += weight.value * weight.value;
+                sums[1] += direction.value * direction.value;
+                direction_error += (2 * std::abs(direction.value) + direction.error) * direction.error;
+            }
+            for (size_t k = 0; k < 2; k++)
+                error[size_t(2 * chunk.index) + k] = 2 * (chunk.count + 1) * 0x1p-53 * sums[k];
+            error[size_t(2 * chunk.index) + 1] += direction_error;
+        }
+        ref::trust_sums(op);
+        norms.run();
+        check_close(norms.sums, [&](size_t i) { return error[i]; });  // 0 for the chunks of other ranks
+    }
+}
+
+TEST_CASE("trust_sums: the same bits at every address, and no change of the state", "[ops]") {
+    for (const OptimizerKind rule : kLayerwise) {
+        TrustNorms expected(rule), shifted(rule, 1);
+        expected.run(), shifted.run();
+        check_same_bits(shifted.sums, expected.sums.fetch());
+        expected.arrays.check_same_state(Update<float>(rule));
+    }
+}
+
+TEST_CASE("trust_sums and trust_ratios do nothing when a gradient is not finite", "[ops]") {
+    for (const OptimizerKind rule : kLayerwise) {
+        TrustNorms norms(rule, 0, 3);
+        norms.run();
+        for (const double sum : norms.sums.fetch()) CHECK(sum == -1);
+        Array<float> ratios("ratios", Role::output, std::vector<float>{-1});
+        Array<ops::Layer> layers("layers", Role::input, std::vector<ops::Layer>{{0, 1, 1, 0, true}});
+        const OnDevice<float> device;
+        ops::trust_ratios({rule, ratios.on(device), norms.sums.on(device), layers.on(device),
+                           norms.arrays.scalars.on(device), norms.arrays.grad_norm.on(device), 1},
+                          Stream());
+        CHECK(ratios.fetch()[0] == -1);
+    }
+}
+
+// Layers of many and of few chunks, next to each other and interleaved; without weights or gradient the ratio is 1.
+TEST_CASE("trust_ratios", "[ops]") {
+    const std::vector<ops::Layer> layers = {{0, 1, 1, 0, true},    {1, 3, 700, 1, true},  {2, 3, 700, 0, true},
+                                            {3, 3, 700, 0, false}, {2101, 1, 2, 0, true}, {2103, 1, 2, 0, true}};
+    std::vector<double> values = random_values(2 * 2105, 1, 1, 1);  // positive
+    values[2 * 2101] = values[2 * 2102] = values[2 * 2103 + 1] = values[2 * 2104 + 1] = 0;
+    for (const OptimizerKind rule : kLayerwise) {
+        INFO(name_of(rule));
+        Update<float> update(rule);
+        Array<double> sums("sums", Role::input, values);
+        Array<ops::Layer> table("layers", Role::input, layers);
+        Array<float> ratios("ratios", Role::output, std::vector<float>(layers.size(), NAN));
+        ref::trust_ratios({rule, ratios.host.data(), sums.host.data(), table.host.data(), update.scalars.host.data(),
+                           update.grad_norm.host.data(), int(layers.size())});
+        const OnDevice<float> device;
+        ops::trust_ratios({rule, ratios.on(device), sums.on(device), table.on(device), update.scalars.on(device),
+                           update.grad_norm.on(device), int(layers.size())},
+                          Stream());
+        check_close(ratios, [&](size_t i) { return stored_error_fp32(ratios.host[i]); });
+        CHECK(ratios.host[3] == 1);
+        CHECK(ratios.host[4] == 1);
+    }
 }
 
 namespace {

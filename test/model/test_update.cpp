@@ -1,11 +1,15 @@
 // How the optimizers divide the tensors, for any number of ranks.
 #include <map>
 #include <set>
+#include <span>
 
 #include "kernels/shared/update_rules.h"
+#include "model/gpt.h"
+#include "model/matrices.h"
 #include "model/update.h"
 #include "test/reference/update_rules.h"
 #include "test/support/catch.h"
+#include "test/support/nano_gpt.h"
 #include "test/support/torch_reference.h"
 
 namespace {
@@ -85,7 +89,7 @@ TEST_CASE("each owned element has its own place in the optimizer's state", "[mod
 
 TEST_CASE("each optimizer has as many arrays of state as its rule updates", "[model]") {
     for (size_t kind = 0; kind < names_of(OptimizerKind()).size(); kind++)
-        if (!optimizer_row(OptimizerKind(kind)).whole_matrices)
+        if (!optimizer_row(OptimizerKind(kind)).is_of_matrices())
             ops::dispatch(OptimizerKind(kind), [&]<class Rule>() {
                 CHECK(optimizer_row(OptimizerKind(kind)).slots.size() == size_t(Rule::kStates));
             });
@@ -180,4 +184,85 @@ TEST_CASE("20 steps of Lion agree with its formula in double within 1e-6", "[mod
     const std::vector<double> expected = trained_in_double(settings, weights, gradients);
     CHECK(relative_error(weights, expected) > 1e-3);
     CHECK(relative_error(trained(settings, weights, gradients), expected) < 1e-6);
+}
+
+namespace {
+
+// A step of LAMB (You et al., arXiv 1904.00962, algorithm 2) or LARS (You, Gitman, Ginsburg, arXiv 1708.03888,
+// algorithm 1) on one layer. Vectors have no weight decay and a trust ratio of 1.
+void textbook_step(const OptimizerSettings& settings, double rate, int t, bool is_vector, std::span<double> weights,
+                   std::span<const float> gradients, std::span<double> m, std::span<double> v) {
+    const double decay = is_vector ? 0 : settings.weight_decay;
+    const bool is_lamb = settings.name == OptimizerKind::lamb;
+    std::vector<double> direction(weights.size());
+    double weight_sum = 0, direction_sum = 0;
+    for (size_t i = 0; i < weights.size(); i++) {
+        const double g = gradients[i];
+        if (is_lamb) {
+            m[i] = settings.beta1 * m[i] + (1 - settings.beta1) * g;
+            v[i] = settings.beta2 * v[i] + (1 - settings.beta2) * g * g;
+            const double r = m[i] / (1 - std::pow(settings.beta1, t)) /
+                             (std::sqrt(v[i] / (1 - std::pow(settings.beta2, t))) + settings.eps);
+            direction[i] = r + decay * weights[i];
+        } else {
+            direction[i] = g;
+        }
+        weight_sum += weights[i] * weights[i];
+        direction_sum += direction[i] * direction[i];
+    }
+    const double weight_norm = std::sqrt(weight_sum), direction_norm = std::sqrt(direction_sum);
+    double ratio = 1;
+    if (!is_vector && weight_norm > 0 && direction_norm > 0)
+        ratio = is_lamb ? weight_norm / direction_norm
+                        : settings.trust_coefficient * weight_norm / (direction_norm + decay * weight_norm);
+    for (size_t i = 0; i < weights.size(); i++) {
+        if (!is_lamb) m[i] = settings.momentum * m[i] + rate * ratio * (direction[i] + decay * weights[i]);
+        weights[i] -= is_lamb ? rate * ratio * direction[i] : m[i];
+    }
+}
+
+}  // namespace
+
+// Queries, keys, values, gates and ups are separate layers.
+TEST_CASE("20 steps of LAMB and LARS follow their papers within 1e-6", "[model]") {
+    for (const auto& [kind, rate] : {std::pair(OptimizerKind::lamb, 0.01), std::pair(OptimizerKind::lars, 5.0)}) {
+        INFO(name_of(kind));
+        GptOptions options = nano_options();
+        options.shape.given_kv_heads = 1;
+        options.shape.gated_mlp = true;
+        set_optimizer(options.optimizer, kind);
+        options.optimizer.grad_clip = 0;
+        Gpt gpt(options, comm_single());
+        gpt.initialize(42);
+        const size_t tokens = size_t(options.batch) * size_t(options.seq_len);
+        const std::vector<float> initial = values_of(gpt.master_tensors());
+        std::vector<double> weights(initial.begin(), initial.end()), m(weights.size()), v(weights.size());
+        for (int t = 1; t <= 20; t++) {
+            const std::vector<int> ids = nano_tokens(tokens + 1, options.shape.vocab_size, unsigned(t));
+            gpt.begin_step({.learning_rate = rate, .update = t});
+            gpt.forward(ids.data());
+            gpt.backward(ids.data() + 1, 1.0f / float(tokens));
+            gpt.end_step();
+            const std::vector<float> gradients = values_of(gpt.gradient_tensors());
+            const std::vector<Matrix> matrices = lay_out_matrices(gpt.layout());
+            size_t begin = 0;
+            for (size_t i = 0; i < gpt.layout().tensors.size(); i++) {
+                const Tensor& tensor = gpt.layout().tensors[i];
+                const bool is_vector = logical_shape(tensor).size() == 1;
+                std::vector<std::pair<size_t, size_t>> layers;  // first element and number
+                for (const Matrix& matrix : matrices)
+                    if (matrix.tensor == int(i)) layers.push_back({matrix.first, matrix.count()});
+                if (layers.empty()) layers.push_back({0, tensor.count});
+                for (const auto& [first, count] : layers)
+                    textbook_step(
+                        options.optimizer, rate, t, is_vector, std::span(weights).subspan(begin + first, count),
+                        std::span(gradients).subspan(begin + first, count), std::span(m).subspan(begin + first, count),
+                        std::span(v).subspan(begin + first, count));
+                begin += tensor.count;
+            }
+        }
+        const std::vector<float> trained = values_of(gpt.master_tensors());
+        CHECK(relative_error(initial, weights) > 1e-2);
+        CHECK(relative_error(trained, weights) < 1e-6);
+    }
 }

@@ -82,17 +82,17 @@ class Ranks(TrainerTest):
                     self.assertEqual(self.records(run), self.records(one))
                     self.assertEqual(self.logical_state(6, run), self.logical_state(6, one))
 
-    def check_optimizer_of_matrices(self, optimizer, layouts):
+    def check_optimizer(self, optimizer, layouts):
         """On each layout (ranks, stage): 30 steps, and 15 of them after a resume on another layout."""
         changes = dict(parallel_deterministic_reduce=True, train_max_steps=30, checkpoint_every_steps=15,
                        checkpoint_keep=9, optim_name=optimizer, optim_learning_rate=3e-3, train_check_replicas_every=10)
         # The fixed tree of 12 micro-batches is the same on 1 and 3 ranks, of 8 on 1, 2 and 4.
         for batches, counts in ((EIGHT, (2, 4)), (TWELVE, (3,))):
-            one = f"one_{counts[0]}"
+            one = f"{optimizer}_one_{counts[0]}"
             self.train_on(1, run_dir=one, **changes, **batches)
             for ranks, stage in ((ranks, stage) for ranks, stage in layouts if ranks in counts):
-                with self.subTest(ranks=ranks, stage=stage):
-                    run = f"run_{ranks}_{stage}"
+                with self.subTest(optimizer=optimizer, ranks=ranks, stage=stage):
+                    run = f"{optimizer}_{ranks}_{stage}"
                     self.train_on(ranks, stage=stage, run_dir=run, **changes, **batches)
                     self.assertEqual(self.records(run), self.records(one))
                     self.assertEqual(self.logical_state(30, run), self.logical_state(30, one))
@@ -103,10 +103,14 @@ class Ranks(TrainerTest):
                     self.assertEqual(self.logical_state(30, run), self.logical_state(30, one))
 
     def test_muon_has_the_same_bits_for_any_number_of_ranks_at_every_stage(self):
-        self.check_optimizer_of_matrices("muon", list(itertools.product((2, 3, 4), STAGES)))
+        self.check_optimizer("muon", list(itertools.product((2, 3, 4), STAGES)))
 
     def test_normuon_has_the_same_bits_for_any_number_of_ranks(self):
-        self.check_optimizer_of_matrices("normuon", [(2, 0), (3, 3), (4, 1)])
+        self.check_optimizer("normuon", [(2, 0), (3, 3), (4, 1)])
+
+    def test_lamb_and_lars_have_the_same_bits_for_any_number_of_ranks(self):
+        self.check_optimizer("lamb", [(2, 0), (2, 3), (3, 2), (4, 1)])
+        self.check_optimizer("lars", [(3, 0), (2, 1)])
 
     def test_muon_exchanges_at_most_4_bytes_per_parameter(self):
         sent = {}

@@ -47,7 +47,7 @@ class Resume(TrainerTest):
                              model_dropout=0.2)
 
     def test_resume_of_each_optimizer(self):
-        for optimizer in ("adam", "lion", "rmsprop", "adagrad", "muon", "normuon"):
+        for optimizer in ("adam", "lion", "rmsprop", "adagrad", "lamb", "lars", "muon", "normuon"):
             with self.subTest(optimizer=optimizer):
                 self.check_every_cut([7], optim_name=optimizer, optim_learning_rate=1e-3)
                 shutil.rmtree(self.dir / "run")

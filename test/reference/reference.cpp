@@ -284,14 +284,45 @@ void elementwise_update(const ops::ElementwiseUpdate& op) {
                 const size_t place = chunk.begin + size_t(e), state_place = chunk.state_begin + size_t(e);
                 double master = op.master[place], state[ops::kMaxStates] = {};
                 for (int k = 0; k < ops::kMaxStates && op.state[k]; k++) state[k] = op.state[k][state_place];
-                update_element(op.rule, op.scalars[chunk.group], double(op.grad[place]) * op.grad_norm->scale, master,
-                               state);
+                ops::UpdateScalars scalars = op.scalars[chunk.group];
+                if (op.trust_ratios) scalars.trust_ratio = op.trust_ratios[chunk.layer];
+                update_element(op.rule, scalars, double(op.grad[place]) * op.grad_norm->scale, master, state);
                 for (int k = 0; k < ops::kMaxStates && op.state[k]; k++) op.state[k][state_place] = float(state[k]);
                 op.master[place] = float(master);
                 if (param) param[place] = store<T>(op.master[place]);
             }
         }
     });
+}
+
+// out[index, 0] = sum of master^2,  out[index, 1] = sum of direction_of_layer()^2
+void trust_sums(const ops::TrustSums& op) {
+    for (int i = 0; i < op.n_chunks && op.grad_norm->non_finite_tensor < 0; i++) {
+        const ops::Chunk& chunk = op.chunks[i];
+        double *sums = op.out + 2 * chunk.index, state[ops::kMaxStates] = {};
+        sums[0] = sums[1] = 0;
+        for (size_t e = 0; e < size_t(chunk.count); e++) {
+            for (int k = 0; k < ops::kMaxStates && op.state[k]; k++) state[k] = op.state[k][chunk.state_begin + e];
+            const double master = op.master[chunk.begin + e],
+                         g = double(op.grad[chunk.begin + e]) * op.grad_norm->scale;
+            const double direction = direction_of_layer(op.rule, op.scalars[chunk.group], g, master, state);
+            sums[0] += master * master, sums[1] += direction * direction;
+        }
+    }
+}
+
+// trust_ratio() of each layer's norms
+void trust_ratios(const ops::TrustRatios& op) {
+    for (int i = 0; i < op.n_layers && op.grad_norm->non_finite_tensor < 0; i++) {
+        const ops::Layer& layer = op.layers[i];
+        double weights = 0, directions = 0;
+        for (int k = 0; k < layer.n_sums; k++) {
+            weights += op.sums[2 * (layer.first + k * layer.stride)];
+            directions += op.sums[2 * (layer.first + k * layer.stride) + 1];
+        }
+        const double ratio = trust_ratio(op.rule, op.scalars[layer.group], std::sqrt(weights), std::sqrt(directions));
+        op.out[i] = layer.adapts ? float(ratio) : 1;
+    }
 }
 
 // m and direction of each element: direct_element()

@@ -140,6 +140,8 @@ void loss_sum(const ops::LossSum& op);
 void squared_sums(const ops::SquaredSums& op);
 void grad_norm_finish(const ops::GradNormFinish& op);
 void elementwise_update(const ops::ElementwiseUpdate& op);
+void trust_sums(const ops::TrustSums& op);
+void trust_ratios(const ops::TrustRatios& op);
 void momentum_direction(const ops::MomentumDirection& op);
 void apply_direction(const ops::ApplyDirection& op);
 void frobenius_normalize(const ops::FrobeniusNormalize& op);

@@ -7,6 +7,26 @@ namespace ref {
 
 inline double sign(double x) { return double(x > 0) - double(x < 0); }
 
+// Returns an element of the vector whose norm decides a layer's trust ratio, and updates LAMB's state.
+template <class Number>
+Number direction_of_layer(OptimizerKind rule, const ops::UpdateScalars& s, Number g, Number master, Number* state) {
+    using std::sqrt;
+    if (rule == OptimizerKind::lars) return g;
+    Number &m = state[0], &v = state[1];
+    m = Number(s.beta1) * m + Number(s.one_minus_beta1) * g;
+    v = Number(s.beta2) * v + Number(s.one_minus_beta2) * (g * g);
+    return m / Number(s.bias_correction1) / (sqrt(v) / Number(s.root_bias_correction2) + Number(s.eps)) +
+           Number(s.weight_decay) * master;
+}
+
+// Returns a layer's trust ratio, given the norms of its weights and of the direction: LAMB's |w| / |u|, LARS's
+// coefficient |w| / (|g| + decay |w|), or 1 if a norm is 0.
+inline double trust_ratio(OptimizerKind rule, const ops::UpdateScalars& s, double weights, double direction) {
+    const double numerator = rule == OptimizerKind::lars ? double(s.trust_coefficient) * weights : weights;
+    const double denominator = rule == OptimizerKind::lars ? direction + double(s.weight_decay) * weights : direction;
+    return numerator > 0 && denominator > 0 ? numerator / denominator : 1;
+}
+
 // Updates a master weight and its state. g: the clipped gradient.
 template <class Number>
 void update_element(OptimizerKind rule, const ops::UpdateScalars& s, Number g, Number& master, Number* state) {
@@ -57,8 +77,22 @@ void update_element(OptimizerKind rule, const ops::UpdateScalars& s, Number g, N
             master = master - lr * (g / (sqrt(v) + Number(s.eps)));
             break;
         }
+        // m = beta1 m + (1 - beta1) g;  v = beta2 v + (1 - beta2) g^2
+        // u = (m / correction1) / (sqrt(v) / sqrt(correction2) + eps) + decay master;  master = master - lr ratio u
+        case OptimizerKind::lamb: {
+            master = master - lr * Number(s.trust_ratio) * direction_of_layer(rule, s, g, master, state);
+            break;
+        }
+        // m = momentum m + lr ratio (g + decay master);  master = master - m
+        case OptimizerKind::lars: {
+            Number& m = state[0];
+            m = Number(s.momentum) * m + lr * Number(s.trust_ratio) * (g + decay * master);
+            master = master - m;
+            break;
+        }
         case OptimizerKind::muon:
-        case OptimizerKind::normuon: break;  // not elementwise
+        case OptimizerKind::normuon:
+            break;  // not elementwise
         // g = g + decay master;  v = v + g^2;  master = master - lr g / (sqrt(v) + eps)
         case OptimizerKind::adagrad: {
             Number& v = state[0];

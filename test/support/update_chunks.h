@@ -28,7 +28,8 @@ inline std::vector<ops::Chunk> chunks_of_all_tensors() {
                               .tensor = tensor,
                               .index = int(chunks.size()),
                               .group = tensor % kGroups,
-                              .state_begin = begin + state_shift(tensor)});
+                              .state_begin = begin + state_shift(tensor),
+                              .layer = tensor});
     return chunks;
 }
 

@@ -1,0 +1,197 @@
+// The ops of the optimizers: part of the seam (kernels/ops.h), whose conventions hold here.
+#pragma once
+
+#include "kernels/base/choices.h"
+#include "kernels/device.h"
+#include "kernels/tensor.h"
+
+namespace ops {
+
+// ---------------------------------------------------------------------------------------------------------------------
+// The update. Parameters, gradients and moments are flat FP32 arrays, split into chunks. Each chunk is within one
+// tensor, and the split depends only on the tensors, so sums over chunks have the same order for any number of ranks.
+// The flat arrays of a rank hold only the chunks that it owns.
+
+inline constexpr int kChunkElements = 1 << 14;
+
+struct Chunk {
+    size_t begin;        // first element in the flat arrays of masters, parameters and gradients
+    int count;           // elements, at most kChunkElements
+    int tensor;          // row in the table of tensors
+    int index;           // among the chunks of all ranks
+    int group;           // of the update's scalars
+    size_t state_begin;  // first element in the flat arrays of the optimizer's state
+    int layer = 0;       // among the layers of a layerwise update
+};
+
+// Norm, scale and finiteness of the gradients of one step. In device memory, for the update.
+struct GradNorm {
+    float norm;             // Euclidean norm of all gradients without the loss scale, before clipping
+    float scale;            // factor on the gradients in the update: clipping coefficient / loss scale
+    int non_finite_tensor;  // the first tensor with a NaN or infinity, or -1; if not -1, updates do nothing
+    int reserved;
+};
+
+// Sum of squares of each chunk. In double, so that it is non-finite if and only if an element is.
+struct SquaredSums {
+    double* out;          // (chunks of all ranks)  =, at the index of each chunk
+    const float* values;  // flat
+    const Chunk* chunks;  // (n_chunks), any subset, in any order
+    int n_chunks;
+};
+void squared_sums(const SquaredSums& op, Stream stream);
+
+// norm = sqrt(sum of sums) / loss_scale, scale = min(1, clip / (norm + 1e-6)) / loss_scale, as torch's clip_grad_norm_.
+struct GradNormFinish {
+    GradNorm* out;            // (1)  =
+    const double* sums;       // (n_chunks), from squared_sums
+    const Chunk* chunks;      // (n_chunks), all chunks in the order of their index
+    const float* loss_scale;  // (1)
+    int n_chunks;
+    float clip;  // 0: no clipping
+};
+void grad_norm_finish(const GradNormFinish& op, Stream stream);
+
+// The scalars of one step's update for a group of tensors, in device memory so that a recorded sequence of launches can
+// be replayed. A rule reads only the scalars of its formula.
+struct UpdateScalars {
+    float learning_rate, weight_decay;
+    float keep;                              // 1 - learning_rate weight_decay
+    float beta1, beta2;                      // decay rates of the first and second moment
+    float one_minus_beta1, one_minus_beta2;  // like torch, computed in double and then rounded
+    float step_size;                         // learning_rate / (1 - beta1^t), where t counts applied updates from 1
+    float root_bias_correction2;             // sqrt(1 - beta2^t)
+    float eps, momentum;
+    float step_momentum, step_gradient;  // factors of the momentum and of the gradient in SGD's step
+    float alpha, one_minus_alpha;        // decay rate of RMSprop's average
+    float bias_correction1;              // 1 - beta1^t
+    float trust_coefficient;
+    float trust_ratio = 1;  // an update replaces it by its layer's
+};
+
+inline constexpr int kMaxStates = 2;  // arrays of an elementwise rule
+
+// An update that computes each element from its gradient, multiplied by grad_norm->scale, and its own state. The rules
+// are in kernels/shared/update_rules.h.
+struct ElementwiseUpdate {
+    OptimizerKind rule;
+    float* master;             // flat  +=
+    View param;                // flat  =, the master weights rounded to the storage type; null in fp32, which has no
+                               // separate copy
+    float* state[kMaxStates];  // flat, updated; start at 0. Null from the rule's number of states on
+    const float* grad;         // flat
+    const Chunk* chunks;       // (n_chunks), any subset, in any order
+    const UpdateScalars* scalars;  // (groups)
+    const GradNorm* grad_norm;
+    int n_chunks;
+    const float* trust_ratios = nullptr;  // (layers), of a layerwise rule, from trust_ratios(); else null
+};
+void elementwise_update(const ElementwiseUpdate& op, Stream stream);
+
+// Squared norms for the trust ratios of a layerwise rule, LAMB or LARS: of the weights and of the direction in which
+// the rule moves them. In double.
+struct TrustSums {
+    OptimizerKind rule;
+    double* out;                     // (chunks, 2)  =, at the index of each chunk
+    const float* master;             // flat
+    const float* state[kMaxStates];  // flat, as in ElementwiseUpdate
+    const float* grad;               // flat
+    const Chunk* chunks;             // (n_chunks), any subset, in any order
+    const UpdateScalars* scalars;    // (groups)
+    const GradNorm* grad_norm;       // if a gradient is not finite, nothing changes
+    int n_chunks;
+};
+void trust_sums(const TrustSums& op, Stream stream);
+
+// A layer's sums: out[first], out[first + stride] and so on.
+struct Layer {
+    int first, stride, n_sums;
+    int group;    // of the update's scalars
+    bool adapts;  // else its ratio is 1
+};
+
+// The trust ratio of each layer: the factor of its learning rate.
+struct TrustRatios {
+    OptimizerKind rule;
+    float* out;                    // (n_layers)  =
+    const double* sums;            // (chunks, 2), from trust_sums
+    const Layer* layers;           // (n_layers)
+    const UpdateScalars* scalars;  // (groups)
+    const GradNorm* grad_norm;     // if a gradient is not finite, nothing changes
+    int n_layers;
+};
+void trust_ratios(const TrustRatios& op, Stream stream);
+
+// Ops of optimizers that orthogonalize the momentum of a matrix (Jordan et al., "Muon: An optimizer for hidden layers
+// in neural networks", 2024; torch.optim.Muon). Between the first and the second, the model replaces the direction.
+
+// The direction of a momentum update, where g is the gradient multiplied by grad_norm->scale:
+// m = m + (1 - momentum) (g - m);  direction = m or, with Nesterov's momentum, g + momentum (m - g).
+struct MomentumDirection {
+    View direction;                // flat  =, at the chunk's state_begin
+    float* m;                      // flat, updated, at the chunk's state_begin; starts at 0
+    const float* grad;             // flat, at the chunk's begin
+    const Chunk* chunks;           // (n_chunks), any subset, in any order
+    const UpdateScalars* scalars;  // (groups); reads `momentum`
+    const GradNorm* grad_norm;     // if a gradient is not finite, nothing changes
+    int n_chunks;
+    bool nesterov;
+};
+void momentum_direction(const MomentumDirection& op, Stream stream);
+
+// master = keep master - learning_rate direction. `cautious`: weights whose sign is opposite to their direction's
+// do not decay, so `keep` counts as 1 (Chen et al., "Cautious Weight Decay", arXiv 2510.12402, algorithm 1). The types
+// of `param` and `direction` may differ.
+struct ApplyDirection {
+    float* master;                 // flat  +=
+    View param;                    // flat  =, as in ElementwiseUpdate
+    ConstView direction;           // flat, at the chunk's state_begin
+    const Chunk* chunks;           // (n_chunks), any subset, in any order
+    const UpdateScalars* scalars;  // (groups); reads `learning_rate` and `keep`
+    const GradNorm* grad_norm;     // if a gradient is not finite, nothing changes
+    int n_chunks;
+    bool cautious;
+};
+void apply_direction(const ApplyDirection& op, Stream stream);
+
+// out = inp / max(norm, eps), where norm is the Frobenius norm of inp: the root of a sum of squares in double, rounded
+// to float. If the norm is not finite, all of out is NaN. The types of out and inp may differ. The bits do not depend
+// on addresses.
+struct FrobeniusNormalize {
+    View out;       // (count)  =; may be inp if the types are equal
+    ConstView inp;  // (count)
+    void* scratch;  // frobenius_normalize_scratch_bytes
+    size_t count;
+    float eps;
+};
+void frobenius_normalize(const FrobeniusNormalize& op, Stream stream);
+size_t frobenius_normalize_scratch_bytes(const FrobeniusNormalize& op);
+
+// NorMuon's normalization of a matrix's rows (Li et al., "NorMuon: Making Muon more efficient and scalable", arXiv
+// 2510.05491, algorithm 1): v = beta2 v + (1 - beta2) mean(row^2), in float from a mean in double;
+// out = inp / (sqrt(v) + eps), times a factor that gives out the Frobenius norm `norm`. A matrix of zeros stays 0. The
+// types of out and inp may differ. The bits do not depend on addresses.
+struct RowNormalize {
+    View out;                   // (rows, cols)  =; may be inp if the types are equal
+    ConstView inp;              // (rows, cols)
+    float* v;                   // (rows), updated; starts at 0
+    void* scratch;              // row_normalize_scratch_bytes
+    const GradNorm* grad_norm;  // if a gradient is not finite, nothing changes
+    int rows, cols;
+    float beta2, one_minus_beta2;
+    float eps, norm;
+};
+void row_normalize(const RowNormalize& op, Stream stream);
+size_t row_normalize_scratch_bytes(const RowNormalize& op);
+
+// out = alpha a + beta b, as a multiply-add in float of alpha, a and the rounded product beta b. Each array may be fp32
+// or of a 16-bit type, the same one in all arrays.
+struct ScaledAdd {
+    View out;        // (count)  =; may be an input of the same type
+    ConstView a, b;  // (count)
+    size_t count;
+    float alpha, beta;
+};
+void scaled_add(const ScaledAdd& op, Stream stream);
+
+}  // namespace ops
