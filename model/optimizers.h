@@ -10,9 +10,10 @@
 
 // Settings of some tensors that differ from the others'.
 struct TensorGroup {
-    std::string tensors;       // the name of a role, or a pattern of names with * and ?: "h.*.fc.weight"
-    double lr_scale = 1;       // factor of the learning rate
-    double weight_decay = -1;  // negative: OptimizerSettings::weight_decay, and 0 for vectors
+    std::string tensors;            // the name of a role, or a pattern of names with * and ?: "h.*.fc.weight"
+    double lr_scale = 1;            // factor of the learning rate
+    double weight_decay = -1;       // negative: OptimizerSettings::weight_decay, and 0 for vectors
+    double beta1 = -1, beta2 = -1;  // negative: OptimizerSettings::beta1 and beta2
     bool operator==(const TensorGroup&) const = default;
 };
 using TensorGroups = std::vector<TensorGroup>;

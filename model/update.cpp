@@ -29,6 +29,7 @@ UpdateGroup group_of(const OptimizerSettings& settings, const Tensor& tensor) {
         if (!is_in(group, tensor)) continue;
         result.lr_scale = group.lr_scale;
         if (group.weight_decay >= 0) result.weight_decay = group.weight_decay;
+        result.beta1 = group.beta1, result.beta2 = group.beta2;
     }
     return result;
 }
@@ -159,8 +160,11 @@ std::string update_table(const GptOptions& options, double learning_rate) {
             const std::string name = name_in_any_layer(layout.tensors[i]);
             if (std::ranges::find(names, name) == names.end()) names.push_back(name);
         }
-        table += format("%-18s rate %g, weight decay %g: %zu tensors, %zu parameters\n", name_of(group.rule),
-                        learning_rate * group.lr_scale, group.weight_decay, tensors, parameters);
+        std::string betas;
+        for (const auto& [name, value] : {std::pair("beta1", group.beta1), {"beta2", group.beta2}})
+            if (value >= 0) betas += format(", %s %g", name, value);
+        table += format("%-18s rate %g, weight decay %g%s: %zu tensors, %zu parameters\n", name_of(group.rule),
+                        learning_rate * group.lr_scale, group.weight_decay, betas.c_str(), tensors, parameters);
         for (const std::string& name : names) table += "    " + name + "\n";
     }
     return table;
@@ -219,15 +223,17 @@ std::vector<ops::Layer> update_layers(const TensorLayout& layout, const UpdateLa
 ops::UpdateScalars update_scalars(const OptimizerSettings& settings, const UpdateGroup& group, double learning_rate,
                                   int64_t t) {
     const float rate = float(learning_rate * group.lr_scale);
-    const float correction1 = float(1 - std::pow(settings.beta1, double(t)));
-    const float correction2 = float(1 - std::pow(settings.beta2, double(t)));
+    const double beta1 = group.beta1 < 0 ? settings.beta1 : group.beta1;
+    const double beta2 = group.beta2 < 0 ? settings.beta2 : group.beta2;
+    const float correction1 = float(1 - std::pow(beta1, double(t)));
+    const float correction2 = float(1 - std::pow(beta2, double(t)));
     return {.learning_rate = rate,
             .weight_decay = float(group.weight_decay),
             .keep = float(1 - double(rate) * float(group.weight_decay)),
-            .beta1 = float(settings.beta1),
-            .beta2 = float(settings.beta2),
-            .one_minus_beta1 = float(1 - settings.beta1),
-            .one_minus_beta2 = float(1 - settings.beta2),
+            .beta1 = float(beta1),
+            .beta2 = float(beta2),
+            .one_minus_beta1 = float(1 - beta1),
+            .one_minus_beta2 = float(1 - beta2),
             .step_size = float(double(rate) / correction1),
             .root_bias_correction2 = float(std::sqrt(double(correction2))),
             .eps = float(settings.eps),

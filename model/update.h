@@ -11,6 +11,7 @@ struct UpdateGroup {
     OptimizerKind rule;
     double weight_decay;
     double lr_scale = 1;
+    double beta1 = -1, beta2 = -1;  // negative: the optimizer's
     bool operator==(const UpdateGroup&) const = default;
 };
 

@@ -49,8 +49,11 @@ std::optional<TensorGroups> tensor_groups(const Json& json) {
             if (name == "tensors") continue;
             double* setting = name == "lr_scale"       ? &group.lr_scale
                               : name == "weight_decay" ? &group.weight_decay
+                              : name == "beta1"        ? &group.beta1
+                              : name == "beta2"        ? &group.beta2
                                                        : nullptr;
-            if (!setting || !value.is_number() || !(value >= 0) || !(value <= kMaxRate)) return std::nullopt;
+            const double most = name.starts_with("beta") ? kAlmost1 : kMaxRate;
+            if (!setting || !value.is_number() || !(value >= 0) || !(value <= most)) return std::nullopt;
             *setting = value;
         }
     }
@@ -61,7 +64,9 @@ Json json_of(const TensorGroups& groups) {
     Json list = Json::array();
     for (const TensorGroup& group : groups) {
         Json item = {{"tensors", group.tensors}, {"lr_scale", group.lr_scale}};
-        if (group.weight_decay >= 0) item["weight_decay"] = group.weight_decay;
+        for (const auto& [name, value] :
+             {std::pair("weight_decay", group.weight_decay), {"beta1", group.beta1}, {"beta2", group.beta2}})
+            if (value >= 0) item[name] = value;
         list.push_back(item);
     }
     return list;
@@ -180,7 +185,8 @@ std::vector<Option> training_options(Config& c) {
         {"optim.cautious_decay", &c.optim.cautious_decay, kAnything,
          "muon, normuon: weight decay only of weights that the update also moves towards 0"},
         {"optim.groups", &c.optim.groups, kAnything,
-         "tensors with another learning rate (times lr_scale) or weight decay; a later group overrides an earlier one"},
+         "tensors with another learning rate (times lr_scale), weight decay or decay rates of moments; a later group "
+         "overrides an earlier one"},
 
         {"schedule.name", &c.schedule.name, kAnything, "learning rate schedule after the warm-up"},
         {"schedule.warmup_steps", &c.schedule.warmup_steps, kStepsOr0, "steps of linear warm-up"},
@@ -319,9 +325,9 @@ std::string allowed_values(const Option& option) {
             return "an integer from 0 to 18446744073709551615";
         else if constexpr (std::is_same_v<T, TensorGroups>)
             return format(
-                "a list of up to %zu {\"tensors\": a role (%s) or a pattern of tensor names, \"lr_scale\": a number, "
-                "\"weight_decay\": a number in [0, %.10g]}",
-                kMaxListed, choice_names<TensorRole>().c_str(), kMaxRate);
+                "a list of up to %zu {\"tensors\": a role (%s) or a pattern of tensor names, \"lr_scale\" and "
+                "\"weight_decay\": numbers in [0, %.10g], \"beta1\" and \"beta2\": numbers in [0, %.10g]}",
+                kMaxListed, choice_names<TensorRole>().c_str(), kMaxRate, kAlmost1);
         else if constexpr (std::is_same_v<T, DataParts>)
             return format(
                 "text without NUL, 1 to %zu bytes, or a list of 1 to %zu {\"path\": such a text, "

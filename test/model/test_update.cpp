@@ -40,7 +40,8 @@ TEST_CASE("weight decay applies to matrices, embeddings and the head, and not to
 
 TEST_CASE("groups change the learning rate and the decay of their tensors; a later group overrides", "[model]") {
     GptOptions options = options_of(0, 1, 0);
-    options.optimizer.groups = {{"embedding", 2, -1}, {"h.*.fc.weight", 0.5, 0}, {"vector", 1, 0.3}, {"wpe", 3, 0.2}};
+    options.optimizer.groups = {
+        {"embedding", 2, -1}, {"h.*.fc.weight", 0.5, 0}, {"vector", 1, 0.3, -1, 0.99}, {"wpe", 3, 0.2}};
     const TensorLayout layout = lay_out_tensors(kShape);
     const UpdateLayout update = lay_out_update(options, layout);
     const std::map<std::string, std::pair<double, double>> expected = {
@@ -53,7 +54,12 @@ TEST_CASE("groups change the learning rate and the decay of their tensors; a lat
         const UpdateGroup& group = update.groups[size_t(update.tensors[i].group)];
         INFO(found->first);
         CHECK(std::pair(group.lr_scale, group.weight_decay) == found->second);
-        CHECK(update_scalars(options.optimizer, group, 0.5, 1).learning_rate == float(0.5 * group.lr_scale));
+        const ops::UpdateScalars scalars = update_scalars(options.optimizer, group, 0.5, 1);
+        CHECK(scalars.learning_rate == float(0.5 * group.lr_scale));
+        const bool is_vector = logical_shape(layout.tensors[i]).size() == 1;
+        CHECK(scalars.beta1 == 0.9f);
+        CHECK(scalars.beta2 == (is_vector ? 0.99f : 0.95f));
+        CHECK(scalars.one_minus_beta2 == (is_vector ? float(1 - 0.99) : float(1 - 0.95)));
     }
     CHECK(unused_group(options).empty());
     options.optimizer.groups.push_back({.tensors = "h.*.fc"});

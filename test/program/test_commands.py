@@ -277,12 +277,13 @@ class FromTextToText(TrainerTest):
         self.assertIn(str((padded_vocab + 24) * c + 2 * (12 * c * c + 13 * c) + 2 * c), said.replace(",", ""))
 
     def test_plan_and_training_name_the_optimizer_of_each_tensor(self):
-        groups = [{"tensors": "vector", "lr_scale": 2}, {"tensors": "h.0.fc.weight", "weight_decay": 0}]
+        groups = [{"tensors": "vector", "lr_scale": 2, "beta2": 0.97},
+                  {"tensors": "h.0.fc.weight", "weight_decay": 0}]
         config = self.write_config(optim_groups=groups, optim_name="lion", optim_learning_rate=0.001)
         said = self.run_trainer("plan", config)
         self.assertRegex(said, r"lion +rate 0\.001, weight decay 0\.1: \d+ tensors, \d+ parameters\n    wte\n    wpe\n")
         self.assertRegex(said, r"lion +rate 0\.001, weight decay 0: 1 tensors, \d+ parameters\n    h\.\*\.fc\.weight\n")
-        self.assertRegex(said, r"lion +rate 0\.002, weight decay 0: \d+ tensors, \d+ parameters\n    norm_f")
+        self.assertRegex(said, r"lion +rate 0\.002, weight decay 0, beta2 0\.97: \d+ tensors, \d+ parameters\n    norm_f")
         self.assertRegex(self.run_trainer(config), r"update   lion of \d+ tensors\n")
         wrong = self.write_config(optim_groups=[{"tensors": "h.*.fc"}])
         self.assertIn('optim.groups: no tensor of the model is "h.*.fc"', self.run_trainer("plan", wrong, expect=78))
