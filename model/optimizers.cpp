@@ -4,8 +4,8 @@
 
 #include "kernels/base/check.h"
 
-// Defaults are torch.optim's, except AdamW's beta2, which is GPT-3's, and SGD's momentum; those of Lion,
-// LAMB, LARS and NorMuon are their papers'.
+// Defaults are torch.optim's, except AdamW's beta2, which is GPT-3's, and SGD's momentum. Lion, LAMB, LARS and NorMuon
+// have their papers' defaults.
 static const std::vector<OptimizerRow>& optimizer_table() {
     using S = OptimizerSettings;
     using K = OptimizerKind;

@@ -55,7 +55,7 @@ struct MatrixSlot {
     std::vector<size_t> (*shape)(size_t rows, size_t cols);  // of a matrix's state
 };
 
-// What the update of an element depends on: the element, the norms of its layer, or its whole matrix. An optimizer of
+// The update of an element depends on the element, on the norms of its layer, or on its whole matrix. An optimizer of
 // matrices applies to tensors with TensorRole::matrix only.
 enum class UpdateScope { element, layer, matrix };
 

@@ -283,7 +283,8 @@ class FromTextToText(TrainerTest):
         said = self.run_trainer("plan", config)
         self.assertRegex(said, r"lion +rate 0\.001, weight decay 0\.1: \d+ tensors, \d+ parameters\n    wte\n    wpe\n")
         self.assertRegex(said, r"lion +rate 0\.001, weight decay 0: 1 tensors, \d+ parameters\n    h\.\*\.fc\.weight\n")
-        self.assertRegex(said, r"lion +rate 0\.002, weight decay 0, beta2 0\.97: \d+ tensors, \d+ parameters\n    norm_f")
+        self.assertRegex(said,
+                         r"lion +rate 0\.002, weight decay 0, beta2 0\.97: \d+ tensors, \d+ parameters\n    norm_f")
         self.assertRegex(self.run_trainer(config), r"update   lion of \d+ tensors\n")
         wrong = self.write_config(optim_groups=[{"tensors": "h.*.fc"}])
         self.assertIn('optim.groups: no tensor of the model is "h.*.fc"', self.run_trainer("plan", wrong, expect=78))
