@@ -82,6 +82,7 @@ int main(int argc, char** argv) {
                 run.gpt.begin_step({.loss_scale = run.state.progress.loss_scale.scale,
                                     .learning_rate = learning_rate(config, run.length, run.state.step + 1),
                                     .measure = norms_are_due(run),
+                                    .measure_first = noise_scale_is_due(run),
                                     .update = run.state.progress.updates + 1,
                                     .first_sample = run.state.progress.cursor});
                 for (int micro = 0; micro < run.gpt.options().micro_steps; micro++) {

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include "kernels/base/check.h"
 #include "kernels/base/dropout.h"
@@ -180,6 +181,8 @@ void Gpt::begin_step(const StepSettings& settings) {
     copy_to_device(s.update_scalars, scalars.data(), scalars.size() * sizeof(ops::UpdateScalars), s.stream);
     s.micro_steps_done = 0;
     s.measure = settings.measure;
+    s.measure_first = settings.measure_first;
+    s.first_norm_squared = 0;
     s.first_sample = settings.first_sample;
     s.drops = s.options.dropout > 0;
     if (s.comm.size == 1) return;
@@ -245,6 +248,28 @@ std::vector<double> tensor_norms(const GptState& s) {
     for (const ops::Chunk& chunk : s.host_all_chunks) norms[size_t(chunk.tensor)] += sums[size_t(chunk.index)];
     for (double& norm : norms) norm = std::sqrt(norm) / double(s.host_loss_scale);
     return norms;
+}
+
+// Returns the squared norm of the gradients so far: of this rank's whole gradients, or of its part of the sums over
+// ranks. Uses the places of the update's sums and clears them.
+double gradients_squared(GptState& s) {
+    const bool is_whole = s.options.keeps_whole_gradients();
+    wait_shards(s);
+    run(s.stream, ops::squared_sums,
+        {.out = s.sums,
+         .values = is_whole ? s.grad : s.own_grad,
+         .chunks = is_whole ? s.all_chunks : s.own_chunks,
+         .n_chunks = int(is_whole ? s.host_all_chunks.size() : s.host_own_chunks.size())},
+        {.elements = is_whole ? s.layout.elements : s.layout.shard_elements});
+    std::vector<double> sums(s.host_all_chunks.size());
+    const size_t bytes = sums.size() * sizeof(double);
+    copy_to_host(sums.data(), s.sums, bytes, s.stream);
+    synchronize(s.stream);
+    const double sum = std::accumulate(sums.begin(), sums.end(), 0.0);
+    std::ranges::fill(sums, 0.0);
+    copy_to_device(s.sums, sums.data(), bytes, s.stream);
+    synchronize(s.stream);
+    return sum / (double(s.host_loss_scale) * double(s.host_loss_scale));
 }
 
 }  // namespace
@@ -349,7 +374,10 @@ void Gpt::backward(const int* targets, float grad_scale) {
     }
     end_grads(s, 0, micro);
     end_micro_step(s);
+    if (s.measure_first && micro.index == 0) s.first_norm_squared = gradients_squared(s);
 }
+
+double Gpt::first_norm_squared() const { return state_->first_norm_squared; }
 
 StepResult Gpt::end_step(std::span<const double> votes) {
     GptState& s = *state_;

@@ -23,8 +23,9 @@
 struct StepSettings {
     float loss_scale = 1.0f;
     double learning_rate = 0;
-    bool measure = false;  // whether the step's result has tensor_norms and residual_rms
-    int64_t update = 1;    // number of this update from 1, without skipped steps: t in the optimizers' formulas
+    bool measure = false;        // whether the step's result has tensor_norms and residual_rms
+    bool measure_first = false;  // whether first_norm_squared() measures the step's first micro-step
+    int64_t update = 1;          // number of this update from 1, without skipped steps: t in the optimizers' formulas
     // Number of the step's first sample, counted over all ranks from the beginning of the run. It determines dropout's
     // masks: row b of micro-step m on rank r is sample first_sample + (r micro_steps + m) batch + b.
     uint64_t first_sample = 0;
@@ -77,6 +78,11 @@ public:
     // Computes the loss of the last forward() and its gradients. targets: (B, T), -1 for no target. grad_scale is the
     // weight of each target's loss; 1 / (number of the step's targets over all ranks) makes the loss a mean.
     void backward(const int* targets, float grad_scale);
+
+    // The squared norm of the gradient of this step's first micro-step, without the loss scale; 0 unless requested.
+    // With options().keeps_whole_gradients() it is this rank's, else this rank's part of the sum over ranks. Call it
+    // after the first of at least two micro-steps.
+    double first_norm_squared() const;
 
     // Sums gradients over ranks, measures their norm and updates the parameters. Waits for the device. The votes, at
     // most options().votes, are summed over all ranks, so that, for example, all ranks see one rank's request to

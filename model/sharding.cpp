@@ -61,6 +61,10 @@ void begin_grads(GptState& s, int bucket) {
     if (!s.options.keeps_whole_gradients()) accumulate(s, s.grad_slot[slot_of(s.layout, bucket)]);
 }
 
+void wait_shards(GptState& s) {
+    for (BucketSlot& slot : s.grad_slot) accumulate(s, slot);
+}
+
 void end_grads(GptState& s, int bucket, const MicroStep& micro) {
     if (is_alone(s)) return;
     if (s.options.keeps_whole_gradients()) {
@@ -111,7 +115,7 @@ void finish_grads(GptState& s) {
         for (size_t bucket = 0; !is_alone(s) && bucket < s.layout.buckets.size(); bucket++)
             reduce_whole(s, int(bucket));
     }
-    for (BucketSlot& slot : s.grad_slot) accumulate(s, slot);
+    wait_shards(s);
     wait(s.grads_ready, s.comm, s.stream);
 }
 

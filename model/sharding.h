@@ -26,6 +26,10 @@ void begin_grads(GptState& s, int bucket);
 // Call when all work on the bucket's gradients of this micro-step has been queued on the stream.
 void end_grads(GptState& s, int bucket, const MicroStep& micro);
 
+// After this call own_grad holds the sums so far for work queued on the stream. Without sharded gradients, does
+// nothing.
+void wait_shards(GptState& s);
+
 // Call before and after a micro-step's passes.
 MicroStep begin_micro_step(GptState& s);
 void end_micro_step(GptState& s);

@@ -88,6 +88,8 @@ struct GptState {
     int micro_steps_done = 0;                      // since begin_step()
     float host_loss_scale = 1;                     // this step's, as in loss_scale
     bool measure = false;                          // this step's norms are requested
+    bool measure_first = false;                    // the norm of this step's first micro-step is requested
+    double first_norm_squared = 0;                 // the same; 0: not requested or not measured yet
     uint64_t* dropout_keys = nullptr;              // (B), of the micro-step's samples; null without dropout
     std::vector<uint64_t> host_dropout_keys;
     uint64_t first_sample = 0;           // of this step, over all ranks

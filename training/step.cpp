@@ -1,5 +1,7 @@
 #include "training/step.h"
 
+#include <cmath>
+
 #include "runtime/config/schedule.h"
 #include "runtime/io/json.h"
 #include "runtime/io/lock.h"
@@ -59,6 +61,23 @@ NormRecord norms_of(const TensorLayout& layout, const StepResult& result, int st
     return record;
 }
 
+// Returns the noise scale, in tokens, with the measurement of this step. The small batch is one rank's first
+// micro-batch, averaged over ranks, or, if the gradients are sharded, the first micro-batches of all ranks. Its
+// micro-step computed a part of the whole batch's mean gradient.
+std::optional<double> add_noise(TrainingRun& run, const StepResult& result, double tokens) {
+    if (!noise_scale_is_due(run) || !std::isfinite(result.grad_norm)) return std::nullopt;
+    const GptOptions& options = run.gpt.options();
+    const double batches = options.keeps_whole_gradients() ? options.ranks : 1;
+    const double parts = batches * options.micro_steps, norm = double(result.grad_norm);
+    NoiseScale& noise = run.state.progress.noise;
+    noise.add(result.votes[kNoise] / batches * parts * parts, tokens / parts, norm * norm, tokens);
+    return noise.tokens();
+}
+
+bool is_due(const TrainingRun& run, int every_steps) {
+    return every_steps > 0 && (run.state.step + 1) % every_steps == 0;
+}
+
 }  // namespace
 
 StepVotes votes_of(TrainingRun& run, StepTimer& timer) {
@@ -76,6 +95,7 @@ StepVotes votes_of(TrainingRun& run, StepTimer& timer) {
     votes.values[kSaveUnfinished] = save.unfinished;
     votes.values[kSaveFailed] = save.failed;
     votes.values[kSaveCommitted] = save.committed;
+    votes.values[kNoise] = run.gpt.first_norm_squared();
     return votes;
 }
 
@@ -102,6 +122,7 @@ StepEnd finish_step(TrainingRun& run, const StepTimer& timer, const GpuReading& 
                              .optimizer_ms = result.update_ms,
                              .comm_bytes = comm.bytes_sent,
                              .resident_bytes = resident_bytes(),
+                             .noise_scale = add_noise(run, result, tokens),
                              .skipped = result.non_finite_tensor,
                              .time = unix_time(),
                              .power_w = power_w > 0 ? std::optional(power_w) : std::nullopt,
@@ -143,10 +164,8 @@ StepEnd finish_step(TrainingRun& run, const StepTimer& timer, const GpuReading& 
     return {record, std::move(divergence)};
 }
 
-bool norms_are_due(const TrainingRun& run) {
-    const int every_steps = run.config.log.norms_every_steps;
-    return every_steps > 0 && (run.state.step + 1) % every_steps == 0;
-}
+bool norms_are_due(const TrainingRun& run) { return is_due(run, run.config.log.norms_every_steps); }
+bool noise_scale_is_due(const TrainingRun& run) { return is_due(run, run.config.log.noise_scale_every_steps); }
 
 void recover(TrainingRun& run, Divergence divergence) {
     end_if(run, finish_save(run));  // the save in progress may be the checkpoint to roll back to

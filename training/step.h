@@ -39,8 +39,9 @@ struct StepEnd {
 // all ranks if one cannot continue. Fails with Exit::io on all ranks if run.dir was moved or removed.
 StepEnd finish_step(TrainingRun& run, const StepTimer& timer, const GpuReading& gpu, const StepResult& result);
 
-// Whether the norms of the next step are to be recorded.
+// Whether the norms of the next step, or its gradient noise scale, are to be recorded.
 bool norms_are_due(const TrainingRun& run);
+bool noise_scale_is_due(const TrainingRun& run);
 
 // Collective. Acts on a divergence: rolls the run back to a checkpoint, as roll_back() does, and runs the evaluations
 // that are due there. Fails with Exit::non_finite if the configuration says stop, if the run has rolled back too often,

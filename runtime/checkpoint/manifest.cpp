@@ -190,6 +190,15 @@ std::string shape_text(const std::vector<size_t>& shape) {
     return "(" + text + ")";
 }
 
+void NoiseScale::add(double small_squared, double small_tokens, double squared, double tokens) {
+    const double new_noise = (small_squared - squared) / (1 / small_tokens - 1 / tokens);
+    const double new_signal = (tokens * squared - small_tokens * small_squared) / (tokens - small_tokens);
+    noise = kDecay * noise + (1 - kDecay) * new_noise;
+    signal = kDecay * signal + (1 - kDecay) * new_signal;
+}
+
+std::optional<double> NoiseScale::tokens() const { return signal > 0 ? std::optional(noise / signal) : std::nullopt; }
+
 bool BestValidation::note(double new_loss, int new_step) {
     const bool is_best = std::isfinite(new_loss) && (step == 0 || new_loss < loss);
     *this = is_best ? BestValidation{new_loss, new_step, 0} : BestValidation{loss, step, worse_since + 1};

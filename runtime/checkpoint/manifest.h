@@ -56,6 +56,20 @@ struct BestValidation {
     bool note(double new_loss, int new_step);
 };
 
+// The gradient noise scale of McCandlish et al., arXiv 1812.06162, appendix A.1: moving averages of unbiased estimates.
+struct NoiseScale {
+    static constexpr double kDecay = 0.95;  // per measurement
+
+    double noise = 0;   // of the trace of the covariance of one token's gradient
+    double signal = 0;  // of the squared norm of the expected gradient; both begin at 0, which cancels in the ratio
+    bool operator==(const NoiseScale&) const = default;
+
+    // Adds the squared gradient norms of a batch and of a smaller one from the same distribution.
+    void add(double small_squared, double small_tokens, double squared, double tokens);
+    // B_simple = noise / signal; nothing if there is no measurement or the averaged signal is not positive.
+    std::optional<double> tokens() const;
+};
+
 // The state of a run between two steps, except its tensors; stored with them.
 struct TrainState {
     int step = 0;              // optimizer steps done
@@ -73,6 +87,7 @@ struct TrainState {
         RunLength course_by_time = {};  // once train.max_minutes has determined it
         BestValidation best = {};       // with eval.patience or checkpoint.keep_best
         DivergenceState divergence = {};
+        NoiseScale noise = {};           // with log.noise_scale_every_steps
         bool evaluation_is_due = false;  // a stop request interrupted the evaluation of this step
     } progress = {};
 };

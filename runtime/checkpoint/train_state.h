@@ -1,6 +1,8 @@
 // The fields of "state" in the manifest.
 #pragma once
 
+#include <limits>
+
 #include "runtime/checkpoint/manifest.h"
 #include "runtime/config/config.h"
 #include "runtime/config/divergence.h"
@@ -27,6 +29,12 @@ template <class Fields> void describe(Fields& field, BestValidation& best) {
     field("worse_since", best.worse_since, 0, kMaxSteps);
 }
 
+template <class Fields> void describe(Fields& field, NoiseScale& scale) {
+    // Unbiased estimates can be below 0.
+    field("noise", scale.noise, std::numeric_limits<double>::lowest());
+    field("signal", scale.signal, std::numeric_limits<double>::lowest());
+}
+
 template <class Fields> void describe(Fields& field, Rollback& rollback) {
     field("from_step", rollback.from_step, 1, kMaxSteps);
     field("to_step", rollback.to_step, 1, kMaxSteps);
@@ -51,6 +59,7 @@ template <class Fields> void describe(Fields& field, TrainState::Progress& progr
     field.optional("course_by_time", progress.course_by_time);
     field.optional("best_validation", progress.best);
     field.optional("divergence", progress.divergence);
+    field.optional("noise_scale", progress.noise);
     field.optional("evaluation_is_due", progress.evaluation_is_due);
     field.ignored("energy");  // written by earlier versions
 }

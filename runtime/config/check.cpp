@@ -104,6 +104,12 @@ void check_batch(const Config& c, int world, Check& check) {
                       total, batch_size, c.train.seq_len, world, tokens,
                       below ? format("values are %ld and ", below).c_str() : "value is ", below + tokens,
                       smaller > 0 ? format("; or set train.batch_size to %d", smaller).c_str() : ""));
+    check.that(
+        c.log.noise_scale_every_steps == 0 || total >= 2 * tokens,
+        format("log.noise_scale_every_steps needs at least 2 micro-steps per step: train.total_batch_tokens (%ld) "
+               "must be at least 2 times train.batch_size (%d) times train.seq_len (%d) times the number of ranks "
+               "(%d)",
+               total, batch_size, c.train.seq_len, world));
 }
 
 }  // namespace

@@ -143,7 +143,8 @@ struct Config {
     struct Log {
         int every_steps = 10;
         bool tensorboard = true;
-        int norms_every_steps = 100;  // 0: never
+        int norms_every_steps = 100;      // 0: never
+        int noise_scale_every_steps = 0;  // 0: never
     } log;
 
     struct Device {

@@ -271,6 +271,8 @@ std::vector<Option> surrounding_options(Config& c) {
          kNone},
         {"log.norms_every_steps", &c.log.norms_every_steps, kStepsOr0,
          "steps between records of each tensor's gradient norm and each layer's activation RMS; 0: none", kNone},
+        {"log.noise_scale_every_steps", &c.log.noise_scale_every_steps, kStepsOr0,
+         "steps between measurements of the gradient noise scale, which need 2 micro-steps per step; 0: none", kNone},
 
         {"device.tf32", &c.device.tf32, kAnything,
          "GPU: round the operands of fp32 GEMMs to TF32: faster, 10 instead of 23 mantissa bits"},

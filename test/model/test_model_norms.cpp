@@ -10,7 +10,11 @@ namespace {
 // A step of two micro-steps.
 StepResult measured_step(Gpt& gpt, bool measure, int update = 1, float loss_scale = 1) {
     const size_t BT = size_t(gpt.options().batch) * size_t(gpt.options().seq_len);
-    gpt.begin_step({.loss_scale = loss_scale, .learning_rate = 1e-3, .measure = measure, .update = update});
+    gpt.begin_step({.loss_scale = loss_scale,
+                    .learning_rate = 1e-3,
+                    .measure = measure,
+                    .measure_first = measure,
+                    .update = update});
     for (unsigned micro = 1; micro <= 2; micro++) {
         const std::vector<int> tokens = nano_tokens(BT + 1, gpt.options().shape.vocab_size, micro);
         gpt.forward(tokens.data());
@@ -97,6 +101,47 @@ TEST_CASE("a measured step returns the residual stream of its last micro-step", 
             CHECK(std::abs(result.residual_rms[place] / std::sqrt(sum / double(BT * C)) - 1) < 1e-5);
         }
     }
+}
+
+// The gradients of single sequences, added in double precision, give the norms of a micro-step and of the step.
+TEST_CASE("a measured step returns the norm of its first micro-step's gradient", "[model]") {
+    for (const bool deterministic : {false, true})
+        for (float loss_scale : {1.0f, 1024.0f}) {
+            GptOptions options = two_micro_steps(Dtype::fp32), single = nano_options(Dtype::fp32);
+            options.deterministic_reduce = deterministic;
+            single.batch = 1;
+            const size_t T = size_t(options.seq_len), BT = size_t(options.batch) * T;
+            const float scale = 0.5f / float(BT);
+            std::vector<double> first, all;  // sums of the sequences' gradients
+            for (unsigned micro = 1; micro <= 2; micro++) {
+                const std::vector<int> tokens = nano_tokens(BT + 1, options.shape.vocab_size, micro);
+                for (size_t row = 0; row < size_t(options.batch); row++) {
+                    Gpt gpt(single, comm_single());
+                    gpt.initialize(42);
+                    gpt.begin_step({});
+                    gpt.forward(&tokens[row * T]);
+                    gpt.backward(&tokens[row * T + 1], scale);
+                    gpt.end_step();
+                    const std::vector<float> gradient = values_of(gpt.gradient_tensors());
+                    all.resize(gradient.size());
+                    for (size_t i = 0; i < gradient.size(); i++) all[i] += double(gradient[i]);
+                }
+                if (micro == 1) first = all;
+            }
+            auto squared = [](const std::vector<double>& values) {
+                double sum = 0;
+                for (const double value : values) sum += value * value;
+                return sum;
+            };
+            Gpt gpt(options, comm_single());
+            gpt.initialize(42);
+            const StepResult result = measured_step(gpt, true, 1, loss_scale);
+            // FP32 sums of at most BT terms: relative errors of 2^-24 each.
+            CHECK(std::abs(gpt.first_norm_squared() / squared(first) - 1) < 1e-5);
+            CHECK(std::abs(double(result.grad_norm) / std::sqrt(squared(all)) - 1) < 1e-5);
+            measured_step(gpt, false, 2);
+            CHECK(gpt.first_norm_squared() == 0);
+        }
 }
 
 TEST_CASE("measuring does not change a bit, and other steps measure nothing", "[model]") {

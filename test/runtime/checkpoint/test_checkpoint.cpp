@@ -55,6 +55,7 @@ TEST_CASE("loading a checkpoint restores every bit and all of its metadata") {
     info.progress.trained_s = 0.1 + 0.2;
     info.progress.course_by_time = {.end_step = 120, .cooldown_begin = 99};
     info.progress.best = {.loss = 1.0 / 3, .step = 80, .worse_since = 2};
+    info.progress.noise = {.noise = -2.0 / 3, .signal = -1e-7};
     SaveStats stats = save_checkpoint(run.path(), comm_single(), info, saved.tensors());
     CHECK(stats.bytes == (1031 * 509 + 1 + 3 * 5 * 7) * sizeof(float));
     CHECK(stats.directory == step_directory(run.path(), 100));
@@ -79,6 +80,7 @@ TEST_CASE("loading a checkpoint restores every bit and all of its metadata") {
     CHECK(read.progress.trained_s == info.progress.trained_s);
     CHECK(read.progress.course_by_time == info.progress.course_by_time);
     CHECK(read.progress.best == info.progress.best);
+    CHECK(read.progress.noise == info.progress.noise);
 }
 
 TEST_CASE("any number of ranks can load a checkpoint from any number of ranks") {
