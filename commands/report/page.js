@@ -165,11 +165,13 @@ function hours(run) {
   });
 }
 
-// The positions of steps on the selected x axis. Only training records have tokens and times.
+// The positions of steps on the selected x axis. Only training records have tokens, times and learning rates. Without
+// positions on the axis of rates if the rate ever falls, as after a warm-up.
 function positions(run, steps) {
   const axis = byId("x-axis").value;
   if (axis === "step") return steps;
-  const axes = axis === "hours" ? hours(run) : column(run, "train", "tokens")?.mean ?? [];
+  const axes = axis === "hours" ? hours(run) : column(run, "train", axis)?.mean ?? [];
+  if (axis === "lr" && axes.some((rate, i) => rate <= axes[i - 1])) return [];
   const trained = run.tables.train.steps;
   if (steps === trained) return axes;
   return steps.map(step => axes[trained.findIndex(other => other >= step)] ?? axes.at(-1));
@@ -277,7 +279,7 @@ function addChart(title, unit, lines, height) {
     ...series,
     width: widthOf(figure),
     height,
-    scales: {x: {time: false}, y: {distr: byId("log").checked ? 3 : 1}},
+    scales: {x: {time: false, distr: byId("x-axis").value === "lr" ? 3 : 1}, y: {distr: byId("log").checked ? 3 : 1}},
     axes: [{...axis, size: 30}, {...axis, size: 60}],
     cursor: {y: false, sync: {key: "charts", setSeries: true, scales: ["x", null], match: [same, same, sameLabel]}},
     hooks: {draw: [chart => drawMarks(chart, lines)], setSeries: [toggle]},

@@ -33,7 +33,7 @@ def help_of(*args):
 @functools.lru_cache(maxsize=None)
 def trainer_options():
     """The options of each command; "" is training."""
-    commands = re.findall(r"^  ([a-z]+) ", help_of("--help").split("\nSubcommands:\n")[1], re.MULTILINE)
+    commands = re.findall(r"^  ([a-z-]+) ", help_of("--help").split("\nSubcommands:\n")[1], re.MULTILINE)
     texts = {"": help_of("--help"), **{command: help_of(command, "--help") for command in commands}}
     texts[""] += "  --complete"  # for completion scripts
     options = {command: {*re.findall(r"^ {2,4}(?:-\w,)?(--[\w-]+)", text, re.MULTILINE)}
