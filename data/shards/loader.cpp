@@ -17,7 +17,8 @@ static uint64_t count_windows(const TokenStream& stream, const LoaderOptions& op
     return options.max_windows > 0 ? std::min(all, options.max_windows) : all;
 }
 
-Loader::Loader(const Mixture& data, const LoaderOptions& options, uint64_t cursor) : data_(data), options_(options) {
+Loader::Loader(const Mixture& data, const LoaderOptions& options, uint64_t cursor, int step)
+    : data_(data), options_(options) {
     require(options.order != SampleOrder::once || data.streams().size() == 1, "loader: a pass over several streams");
     for (const TokenStream& stream : data_.streams()) {
         stream_windows_.push_back(count_windows(stream, options));
@@ -37,7 +38,7 @@ Loader::Loader(const Mixture& data, const LoaderOptions& options, uint64_t curso
     for (const TokenStream& stream : data_.streams()) touched_.emplace_back(stream.shards().size());
     slots_.resize(size_t(options.micro_steps) + 2);
     for (Slot& slot : slots_) slot.inputs.resize(tokens), slot.targets.resize(tokens);
-    seek(cursor);
+    seek(cursor, step);
 }
 
 Batch Loader::next() {
@@ -51,17 +52,19 @@ Batch Loader::next() {
 }
 
 std::exception_ptr Loader::wait_for_step() {
-    const uint64_t end = taken_ + uint64_t(options_.micro_steps);
     std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return filled_ > taken_; });
+    const uint64_t end = slots_[taken_ % slots_.size()].step_end;
     changed_.wait(lock, [&] { return filled_ >= end; });
     for (uint64_t number = taken_; number < end; number++)
         if (const Slot& slot = slots_[number % slots_.size()]; slot.error) return slot.error;
     return nullptr;
 }
 
-void Loader::seek(uint64_t cursor) {
+void Loader::seek(uint64_t cursor, int step) {
     thread_ = std::jthread();  // stops and joins the old thread
-    first_cursor_ = cursor;
+    first_cursor_ = step_begin_ = cursor;
+    step_ = step, micro_ = 0;
     filled_ = taken_ = 0;
     thread_ = std::jthread([this](std::stop_token stop) { prefetch(stop); });
 }
@@ -97,9 +100,11 @@ void Loader::prefetch(std::stop_token stop) {
 // Reads this rank's rows of batch `number`.
 void Loader::fill(Slot& slot, uint64_t number) {
     const uint64_t batch = uint64_t(options_.batch), seq_len = uint64_t(options_.seq_len);
-    const uint64_t micro_steps = uint64_t(options_.micro_steps), micro = number % micro_steps;
-    const uint64_t step_begin = first_cursor_ + (number - micro) * options_.rows_of_all_ranks();
-    const uint64_t first = step_begin + (uint64_t(options_.rank) * micro_steps + micro) * batch;
+    const int of_step = options_.micro_steps_of ? options_.micro_steps_of(step_) : options_.micro_steps;
+    const uint64_t micro_steps = uint64_t(of_step), micro = uint64_t(micro_);
+    const uint64_t first = step_begin_ + (uint64_t(options_.rank) * micro_steps + micro) * batch;
+    slot.step_end = number + micro_steps - micro;
+    if (++micro_ == of_step) step_++, micro_ = 0, step_begin_ += micro_steps * options_.rows_of_all_ranks();
     for (uint64_t row = 0; row < batch; row++)
         fill_row(first + row, slot.inputs.data() + row * seq_len, slot.targets.data() + row * seq_len);
     check_shards();

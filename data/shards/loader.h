@@ -5,11 +5,13 @@
 // sample s is sample i of one stream; the same formula applies to i with the windows and seed of that stream. A step of
 // k micro-batches on each of W ranks at cursor c reads the samples [c, c + k W batch): row b of micro-batch m on rank r
 // is sample c + (r k + m) batch + b. Each micro-batch advances the cursor by W batch. Between steps, the cursor is the
-// complete state of the loader.
+// complete state of the loader; with a ramp
+// of k, the cursor and the number of the step.
 #pragma once
 
 #include <condition_variable>
 #include <exception>
+#include <functional>
 #include <mutex>
 #include <stop_token>
 #include <thread>
@@ -34,7 +36,8 @@ struct LoaderOptions {
     // the previous window covers are -1, so that each target after the first window has at least seq_len - stride
     // tokens of context.
     int stride = 0;
-    int micro_steps = 1;       // per step on each rank, at least 1
+    int micro_steps = 1;                          // per step on each rank, at least 1; with a ramp, the most
+    std::function<int(int)> micro_steps_of = {};  // of a step, with a ramp; null: micro_steps in every step
     uint64_t max_windows = 0;  // for order `once`: maximum number of windows over all ranks; 0 means all
 
     uint64_t window_stride() const { return uint64_t(stride > 0 ? stride : seq_len); }
@@ -43,25 +46,25 @@ struct LoaderOptions {
 
 class Loader {
 public:
-    // Copies the streams; the copies share the open shards. Order `once` requires a single stream. Fails with
-    // Exit::config if the streams have fewer windows in total than a micro-batch has rows on all ranks (order `once`:
-    // fewer than two tokens), or if one of several streams has no window.
-    Loader(const Mixture& data, const LoaderOptions& options, uint64_t cursor = 0);
-    Loader(const TokenStream& stream, const LoaderOptions& options, uint64_t cursor = 0)
-        : Loader(Mixture(stream), options, cursor) {}
+    // `step`, from 1, begins at `cursor`. Copies the streams; the copies share the open shards. Order `once` requires a
+    // single stream. Fails with Exit::config if the streams have fewer windows in total than a micro-batch has rows on
+    // all ranks (order `once`: fewer than two tokens), or if one of several streams has no window.
+    Loader(const Mixture& data, const LoaderOptions& options, uint64_t cursor = 0, int step = 1);
+    Loader(const TokenStream& stream, const LoaderOptions& options, uint64_t cursor = 0, int step = 1)
+        : Loader(Mixture(stream), options, cursor, step) {}
 
     // Returns the batch at cursor(), valid until the next call of next() or seek(). Fails with Exit::data if a token is
     // outside the vocabulary, a shard has changed since it was opened, or a block differs from its checksum, and with
     // Exit::io if a read fails. Allocates no memory.
     Batch next();
 
-    // Waits until the next micro_steps batches have been read. Returns the first error that next() would throw for
-    // them, or null. This lets the ranks agree on an error before any of them starts the step.
+    // Called between two steps: waits until the batches of the next step have been read. Returns the first error that
+    // next() would throw for them, or null. This lets the ranks agree on an error before any of them starts the step.
     std::exception_ptr wait_for_step();
 
     // Returns the first sample, over all ranks, of the batch that next() will return.
     uint64_t cursor() const { return first_cursor_ + taken_ * options_.rows_of_all_ranks(); }
-    void seek(uint64_t cursor);
+    void seek(uint64_t cursor, int step = 1);  // `step` begins there
 
     // For order `once`: number of micro-batches that cover every target, equal on all ranks.
     uint64_t batches_per_pass() const;
@@ -75,6 +78,7 @@ public:
 private:
     struct Slot {
         std::vector<int32_t> inputs, targets;  // (batch, seq_len)
+        uint64_t step_end;                     // number of the first batch of the next step
         std::exception_ptr error;
     };
 
@@ -91,7 +95,10 @@ private:
     std::vector<Slot> slots_;    // one batch held by the caller, the batches of the next step, one being read
     uint64_t first_cursor_ = 0;  // cursor of batch 0, the first after a seek; batch k is in slot k % slots
 
-    // Used only by the thread.
+    // Used only by the thread, and by seek() without it: the step and micro-step of the next batch, and the step's
+    // first sample.
+    int step_ = 1, micro_ = 0;
+    uint64_t step_begin_ = 0;
     std::vector<int32_t> window_;             // (seq_len + 1)
     std::vector<std::vector<bool>> touched_;  // (streams, shards): whether the batch has tokens of the shard
 

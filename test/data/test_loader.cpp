@@ -111,6 +111,71 @@ TEST_CASE_METHOD(LoaderFixture, "loader: starting or seeking anywhere gives the 
     CHECK(std::equal(same.inputs, same.inputs + 4, first_row.inputs));
 }
 
+namespace {
+
+// Samples per step, over all ranks, of a ramp.
+int ramped_samples(int step) { return step <= 3 ? 8 : step <= 5 ? 24 : 16; }
+
+LoaderOptions ramped_options(int rank, int world, uint64_t seed) {
+    return {.seq_len = 4,
+            .batch = 2,
+            .seed = seed,
+            .rank = rank,
+            .world = world,
+            .micro_steps = 24 / (2 * world),
+            .micro_steps_of = [world](int step) { return ramped_samples(step) / (2 * world); }};
+}
+
+}  // namespace
+
+TEST_CASE_METHOD(LoaderFixture,
+                 "loader: with a ramp, the samples of a step depend neither on the start nor on the ranks") {
+    TokenStream tokens = stream();
+    for (const int world : {1, 2, 4})
+        for (int rank = 0; rank < world; rank++) {
+            uint64_t begin = 0;  // of the first step that is read
+            for (int first_step = 1; first_step <= 8; first_step++) {
+                const LoaderOptions options = ramped_options(rank, world, 11);
+                Loader loader(tokens, options, begin, first_step);
+                if (first_step % 2 == 0) loader.seek(0), loader.next(), loader.seek(begin, first_step);
+                uint64_t step_begin = begin;
+                for (int step = first_step; step < first_step + 4; step++) {
+                    INFO("world " << world << ", rank " << rank << ", from step " << first_step << ", step " << step);
+                    CHECK(loader.cursor() == step_begin);
+                    const int micro_steps = options.micro_steps_of(step);
+                    for (int row = 0; row < 2 * micro_steps; row += 2) {
+                        const Batch batch = loader.next();
+                        for (int i = 0; i < 2; i++) {
+                            const uint64_t sample = step_begin + uint64_t(rank * 2 * micro_steps + row + i);
+                            CHECK(window_in_row(batch, options, i) ==
+                                  permuted(sample % 25, 25, 11, uint32_t(sample / 25)));
+                        }
+                    }
+                    step_begin += uint64_t(ramped_samples(step));
+                }
+                begin += uint64_t(ramped_samples(first_step));
+            }
+        }
+}
+
+TEST_CASE_METHOD(LoaderFixture, "loader: wait_for_step finds the errors of its step of a ramp") {
+    const TokenStream tokens = stream(100);  // only window 24 has a token of 100 or more
+    for (uint64_t seed = 0; seed < 40; seed++) {
+        const LoaderOptions options = ramped_options(0, 1, seed);
+        Loader loader(tokens, options);
+        bool has_bad_token = false;
+        for (int step = 1; !has_bad_token; step++) {
+            INFO("seed " << seed << ", step " << step);
+            for (int i = 0; i < ramped_samples(step); i++) {
+                const uint64_t sample = loader.cursor() + uint64_t(i);
+                has_bad_token |= permuted(sample % 25, 25, seed, uint32_t(sample / 25)) == 24;
+            }
+            REQUIRE(bool(loader.wait_for_step()) == has_bad_token);
+            for (int micro = 0; !has_bad_token && micro < options.micro_steps_of(step); micro++) loader.next();
+        }
+    }
+}
+
 // The pauses between the two seeks let the second seek occur at any point of the thread's work for the first one.
 TEST_CASE_METHOD(LoaderFixture, "loader: rows read ahead for an older seek are dropped") {
     TokenStream tokens = stream();
