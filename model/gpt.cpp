@@ -179,6 +179,13 @@ void Gpt::begin_step(const StepSettings& settings) {
     for (const UpdateGroup& group : s.update.groups)
         scalars.push_back(update_scalars(s.options.optimizer, group, settings.learning_rate, settings.update));
     copy_to_device(s.update_scalars, scalars.data(), scalars.size() * sizeof(ops::UpdateScalars), s.stream);
+    const int most = s.options.micro_steps;
+    s.micro_steps = settings.micro_steps > 0 ? settings.micro_steps : most;
+    require(s.micro_steps <= most, "begin_step: %d micro-steps, at most %d", s.micro_steps, most);
+    s.seq_len = settings.seq_len > 0 ? settings.seq_len : s.options.seq_len;
+    require(s.options.seq_len % s.seq_len == 0 && s.options.seq_len / s.seq_len <= s.options.max_parts,
+            "begin_step: sequences of %d tokens must be %d tokens split into at most %d parts", s.seq_len,
+            s.options.seq_len, s.options.max_parts);
     s.micro_steps_done = 0;
     s.measure = settings.measure;
     s.measure_first = settings.measure_first;
@@ -207,10 +214,12 @@ void load_documents(GptState& s, PassSizes sizes, const int* tokens) {
 // The keys are in device memory, so the same launches serve every step.
 ops::DropoutMask next_dropout(GptState& s) {
     if (!s.drops) return {};
-    const size_t micro_step = size_t(s.options.rank) * size_t(s.options.micro_steps) + size_t(s.micro_steps_done);
+    const size_t micro_step = size_t(s.options.rank) * size_t(s.micro_steps) + size_t(s.micro_steps_done);
     std::vector<uint64_t>& keys = s.host_dropout_keys;
-    for (size_t row = 0; row < keys.size(); row++)
-        keys[row] = ops::dropout_key(s.options.dropout_seed, s.first_sample + micro_step * keys.size() + row);
+    const size_t batch = size_t(s.options.batch), parts = size_t(s.options.seq_len / s.seq_len);
+    for (size_t row = 0; row < batch * parts; row++)
+        keys[row] = ops::dropout_key(s.options.dropout_seed,
+                                     s.first_sample + micro_step * batch + row / parts + (uint64_t(row % parts) << 48));
     copy_to_device(s.dropout_keys, keys.data(), keys.size() * sizeof(uint64_t), s.stream);
     return {.keys = s.dropout_keys, .threshold = ops::dropout_threshold(s.options.dropout)};
 }
@@ -299,7 +308,7 @@ void loss_forward_backward(GptState& s, const LayerContext& x, const int* target
 }
 
 void forward_pass(GptState& s, const LayerContext& x) {
-    const bool is_measured = s.measure && s.micro_steps_done + 1 == s.options.micro_steps;
+    const bool is_measured = s.measure && s.micro_steps_done + 1 == s.micro_steps;
     wait_params(s, 0);
     const Activation& input = s.acts.block[0].residual;
     const bool is_normed = s.options.shape.embedding_norm;
@@ -335,15 +344,15 @@ void Gpt::forward(const int* tokens) {
     const HostSpan span(s.stream.trace, "forward");
     s.dropout = next_dropout(s);
     s.residual_rms.clear();
-    load_tokens(s, training_sizes(s), tokens);
-    forward_pass(s, layer_context(s, training_sizes(s), false));
+    load_tokens(s, step_sizes(s), tokens);
+    forward_pass(s, layer_context(s, step_sizes(s), false));
 }
 
 void Gpt::backward(const int* targets, float grad_scale) {
     GptState& s = *state_;
     const HostSpan span(s.stream.trace, "backward");
     const MicroStep micro = begin_micro_step(s);
-    const LayerContext x = layer_context(s, training_sizes(s), micro.accumulate);
+    const LayerContext x = layer_context(s, step_sizes(s), micro.accumulate);
     LayerContext again = x;
     again.is_recomputing = true;
     const View dresidual = s.acts.dresidual.view, dbranch = s.acts.dbranch.view;

@@ -3,7 +3,7 @@
 //     gpt.initialize(seed);
 //     for each step:
 //         gpt.begin_step({.learning_rate = ..., .update = ...});
-//         options.micro_steps times:
+//         micro_steps times:
 //             gpt.forward(tokens);
 //             gpt.backward(targets, scale);      // accumulates gradients
 //         StepResult result = gpt.end_step();    // sum over ranks, norm, clipping, optimizer
@@ -23,11 +23,16 @@
 struct StepSettings {
     float loss_scale = 1.0f;
     double learning_rate = 0;
+    int micro_steps = 0;  // of this step, at most options.micro_steps; 0: options.micro_steps
+    // Tokens per sequence: a divisor of options.seq_len, whose sequences are split into at most options.max_parts; 0:
+    // options.seq_len.
+    int seq_len = 0;
     bool measure = false;        // whether the step's result has tensor_norms and residual_rms
     bool measure_first = false;  // whether first_norm_squared() measures the step's first micro-step
     int64_t update = 1;          // number of this update from 1, without skipped steps: t in the optimizers' formulas
     // Number of the step's first sample, counted over all ranks from the beginning of the run. It determines dropout's
-    // masks: row b of micro-step m on rank r is sample first_sample + (r micro_steps + m) batch + b.
+    // masks: row b of micro-step m on rank r is sample first_sample + (r micro_steps + m) batch + b, and part p
+    // of its split sequence counts as sample p 2^48 + that.
     uint64_t first_sample = 0;
 };
 

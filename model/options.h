@@ -9,8 +9,9 @@
 // Everything that determines how much memory one rank needs and what a step computes.
 struct GptOptions {
     GptShape shape;
-    int batch = 0;    // B, sequences per rank and micro-step
-    int seq_len = 0;  // T, at most shape.n_positions
+    int batch = 0;      // B, sequences per rank and micro-step
+    int seq_len = 0;    // T, at most shape.n_positions
+    int max_parts = 1;  // of a sequence, if StepSettings::seq_len splits it
     Dtype precision = Dtype::fp32;
     Recompute recompute = Recompute::none;
     OptimizerSettings optimizer;
@@ -22,7 +23,7 @@ struct GptOptions {
     int head_rows = 0;         // rows of logits held at a time, at least 1
     int cached_sequences = 0;  // sequences in the KV cache, for prefill() and decode(): at most B T, 0 in training
     bool training = true;      // false: forward only, without gradients, optimizer state and backward's buffers
-    int micro_steps = 1;       // per step, on each rank
+    int micro_steps = 1;       // per step, on each rank; the most if StepSettings sets fewer
     int votes = 0;             // numbers that Gpt::end_step() sums over ranks for its caller
     int rank = 0, ranks = 1;
     // ZeRO stage (Rajbhandari et al., arXiv 1910.02054): state sharded over ranks. 1: masters and optimizer state; 2:

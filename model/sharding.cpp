@@ -84,11 +84,11 @@ void end_grads(GptState& s, int bucket, const MicroStep& micro) {
 // the same tree whether one rank adds them or several.
 MicroStep begin_micro_step(GptState& s) {
     const int index = s.micro_steps_done;
-    require(index < s.options.micro_steps, "micro-step %d in a step of %d", index + 1, s.options.micro_steps);
+    require(index < s.micro_steps, "micro-step %d in a step of %d", index + 1, s.micro_steps);
     const bool counted = s.options.deterministic_reduce;
     if (counted) point_gradients(s, s.levels[size_t(std::popcount(unsigned(index)))]);
     return {.index = index,
-            .last = index + 1 == s.options.micro_steps,
+            .last = index + 1 == s.micro_steps,
             .accumulate = index > 0 && !counted && s.options.keeps_whole_gradients()};
 }
 

@@ -131,6 +131,7 @@ void point_gradients(GptState& s, float* flat) {
 GptState place_state(const GptOptions& options, Arena& arena) {
     GptState s;
     s.options = options;
+    s.micro_steps = options.micro_steps, s.seq_len = options.seq_len;
     s.layout = lay_out_tensors(options.shape, options.ranks, options.bucket_bytes / sizeof(float));
     place_parameters(s, arena);
     if (options.training) {
@@ -153,8 +154,8 @@ GptState place_state(const GptOptions& options, Arena& arena) {
         s.grad_norm = arena.take<ops::GradNorm>("control", "grad_norm", 1);
         s.scratch = arena.take<std::byte>("scratch", "scratch", scratch_bytes(options));
         if (options.dropout > 0) {
-            s.host_dropout_keys.resize(size_t(options.batch));
-            s.dropout_keys = arena.take<uint64_t>("control", "dropout_keys", size_t(options.batch));
+            s.host_dropout_keys.resize(size_t(options.batch) * size_t(options.max_parts));
+            s.dropout_keys = arena.take<uint64_t>("control", "dropout_keys", s.host_dropout_keys.size());
         }
     }
     s.acts = place_activations(options, arena);

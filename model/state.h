@@ -85,6 +85,7 @@ struct GptState {
     float* loss_scale = nullptr;                   // (1), this step's
     void* scratch = nullptr;                       // as large as the largest op needs
     void* comm_scratch = nullptr;                  // the same for collectives
+    int micro_steps = 0, seq_len = 0;              // this step's
     int micro_steps_done = 0;                      // since begin_step()
     float host_loss_scale = 1;                     // this step's, as in loss_scale
     bool measure = false;                          // this step's norms are requested
@@ -110,14 +111,14 @@ inline size_t owned_elements(const GptState& s) {
 struct StepSums {
     size_t chunks;       // squared sums, one per chunk of the grid
     size_t losses;       // then loss sums, one per rank and micro-step: rank * micro_steps + index
-    size_t losses_each;  // micro_steps
+    size_t losses_each;  // this step's micro_steps
     size_t votes;        // then the caller's votes
     size_t count() const { return chunks + losses + votes; }
     size_t loss(int rank, int index) const { return chunks + size_t(rank) * losses_each + size_t(index); }
     size_t first_vote() const { return chunks + losses; }
 };
 inline StepSums step_sums(const GptState& s) {
-    const size_t each = size_t(s.options.micro_steps);
+    const size_t each = size_t(s.micro_steps);
     return {s.n_all_chunks, each * size_t(s.options.ranks), each, size_t(s.options.votes)};
 }
 
@@ -138,6 +139,10 @@ struct PassSizes {
     size_t rows() const { return size_t(batch) * size_t(seq_len); }
 };
 inline PassSizes training_sizes(const GptState& s) { return {s.options.batch, s.options.seq_len}; }
+// The same rows, split into this step's sequences.
+inline PassSizes step_sizes(const GptState& s) {
+    return {s.options.batch * (s.options.seq_len / s.seq_len), s.seq_len};
+}
 
 // Returns the layers' context for a pass over all rows of a batch.
 inline LayerContext layer_context(const GptState& s, PassSizes sizes, bool accumulate) {

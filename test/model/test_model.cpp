@@ -251,6 +251,66 @@ TEST_CASE("a gradient that is not finite is reported and updates nothing", "[mod
     }
 }
 
+TEST_CASE("a step of split sequences equals a step of a model with that length", "[model]") {
+    const std::vector<int> tokens = nano_tokens(43, 131);
+    for (const auto& [precision, position] : {std::pair(Dtype::fp32, PositionKind::learned),
+                                              {Dtype::fp32, PositionKind::rope},
+                                              {Dtype::bf16, PositionKind::learned}}) {
+        GptOptions options = nano_options(precision);
+        options.shape.position = position;
+        options.document_mask = precision == Dtype::fp32;
+        options.document_token = tokens[4];
+        const NanoRun whole = train_nano(options, 2);
+        GptOptions shorter = options;
+        shorter.batch *= 3, shorter.seq_len = 7;
+        options.max_parts = 3;
+        CHECK(same_bits(train_nano(options, 2).state, whole.state));
+        auto state_after_step = [&](const GptOptions& o, int seq_len) {
+            Gpt gpt(o, comm_single());
+            gpt.initialize(42);
+            gpt.begin_step({.learning_rate = 1e-3, .seq_len = seq_len});
+            gpt.forward(tokens.data());
+            gpt.backward(tokens.data() + 1, 1.0f / 42);
+            const StepResult result = gpt.end_step();
+            std::vector<float> state = values_of(gpt.state_tensors());
+            state.insert(state.end(), {float(result.loss_sum), result.grad_norm});
+            return state;
+        };
+        CHECK(same_bits(state_after_step(options, 7), state_after_step(shorter, 0)));
+        CHECK_FALSE(same_bits(state_after_step(options, 7), state_after_step(options, 0)));
+        auto scratch_bytes = [](const GptOptions& o) {
+            const std::vector<MemoryRegion> regions = plan_memory(o);
+            return std::ranges::find(regions, "scratch", &MemoryRegion::name)->bytes;
+        };
+        CHECK(scratch_bytes(options) >= scratch_bytes(shorter));
+        for (const int wrong : {3, 4, 42}) CHECK_THROWS_AS(state_after_step(options, wrong), Error);
+    }
+}
+
+TEST_CASE("the parts of a split sequence have different dropout masks", "[model]") {
+    GptOptions options = nano_options();
+    options.batch = 1, options.dropout = 0.3;
+    std::vector<int> tokens = nano_tokens(8, 131), copies;
+    for (int part = 0; part < 3; part++) copies.insert(copies.end(), tokens.begin(), tokens.begin() + 7);
+    copies.push_back(tokens[0]);
+    tokens[7] = tokens[0];
+    auto loss_of = [&](const GptOptions& o, const std::vector<int>& text, int seq_len) {
+        Gpt gpt(o, comm_single());
+        gpt.initialize(42);
+        gpt.begin_step({.seq_len = seq_len, .first_sample = 5});
+        gpt.forward(text.data());
+        gpt.backward(text.data() + 1, 1.0f);
+        return gpt.end_step().loss_sum;
+    };
+    GptOptions one = options;
+    one.seq_len = 7;
+    options.max_parts = 3;
+    const double whole = loss_of(options, copies, 7), part = loss_of(one, tokens, 0);
+    CHECK(std::abs(whole / 3 - part) > 1e-5 * part);
+    options.dropout = one.dropout = 0;
+    CHECK(std::abs(loss_of(options, copies, 7) / 3 - loss_of(one, tokens, 0)) <= 1e-6 * part);
+}
+
 TEST_CASE("a step allocates nothing once each of its ops has run", "[model]") {
     // With several threads, one may run its first part of an op, and allocate its workspace, many steps later.
     const int threads = omp_get_max_threads();
