@@ -77,20 +77,23 @@ int main(int argc, char** argv) {
 
             while (!run.is_complete()) {
                 // Forward and backward passes accumulate the gradients of all micro-batches; then one update.
+                const int next = run.state.step + 1, micro_steps = ::micro_steps(config, run.comm.size, next);
                 profiler.begin_step();
                 StepTimer timer(run);
                 run.gpt.begin_step({.loss_scale = run.state.progress.loss_scale.scale,
-                                    .learning_rate = learning_rate(config, run.length, run.state.step + 1),
+                                    .learning_rate = learning_rate(config, run.length, next),
+                                    .micro_steps = micro_steps,
+                                    .seq_len = sequence_length(config, next),
                                     .measure = norms_are_due(run),
                                     .measure_first = noise_scale_is_due(run),
                                     .update = run.state.progress.updates + 1,
                                     .first_sample = run.state.progress.cursor});
-                for (int micro = 0; micro < run.gpt.options().micro_steps; micro++) {
-                    run.control.note_step(run.state.step + 1);
-                    run.progress.begin_micro_step(run.state.step + 1, micro + 1, run.gpt.options().micro_steps);
+                for (int micro = 0; micro < micro_steps; micro++) {
+                    run.control.note_step(next);
+                    run.progress.begin_micro_step(next, micro + 1, micro_steps);
                     const Batch batch = timer.next_batch(run.train_loader);
                     run.gpt.forward(batch.inputs);
-                    run.gpt.backward(batch.targets, 1.0f / float(config.train.total_batch_tokens));
+                    run.gpt.backward(batch.targets, 1.0f / float(batch_tokens(config, next)));
                 }
                 const StepVotes votes = votes_of(run, timer);
                 const StepResult result = run.gpt.end_step(votes.values);

@@ -63,9 +63,9 @@ std::string model_card(const LoadedModel& model, const std::string& run, const s
     if (!file_exists(run + "/metrics.jsonl")) return card;
     const RunRecords records(run);
     const RecordTable& steps = records.table("train");
-    const double tokens = steps.steps.empty() ? 0 : steps.steps.back() * double(config.train.total_batch_tokens);
-    row("training", tokens > 0 ? format("%.4g tokens, %zu per step, %s", tokens,
-                                        size_t(config.train.total_batch_tokens), name_of(config.train.precision))
+    const double tokens = steps.steps.empty() ? 0 : double(tokens_of_steps(config, int(steps.steps.back())));
+    row("training", tokens > 0 ? format("%.4g tokens, %s per step, %s", tokens, batch_text(config).c_str(),
+                                        name_of(config.train.precision))
                                : "");
     row("optimizer", format("%s, learning rate %g, schedule %s", name_of(config.optim.name), config.optim.learning_rate,
                             name_of(config.schedule.name)));

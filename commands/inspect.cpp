@@ -120,9 +120,9 @@ void inspect_run(const std::string& run) {
     print_line(format("%s: run, %zu checkpoint(s)", run.c_str(), steps.size()));
     if (file_exists(config_path)) {
         const Config config = parse_config(read_file(config_path), config_path);
-        print_line(format("%d layers, %d heads, %d channels, vocabulary %d, %s, %zu tokens per step",
+        print_line(format("%d layers, %d heads, %d channels, vocabulary %d, %s, %s tokens per step",
                           config.model.n_layer, config.model.n_head, config.model.n_embd, config.model.vocab_size,
-                          name_of(config.train.precision), size_t(config.train.total_batch_tokens)));
+                          name_of(config.train.precision), batch_text(config).c_str()));
     }
     if (file_exists(tokenizer)) inspect_tokenizer(tokenizer);
     for (const int64_t step : steps) inspect_checkpoint(step_directory(run, step));

@@ -25,7 +25,6 @@ struct Options {
 void add_run(ScalingInputs& inputs, const GptOptions& run, double flops_per_token) {
     inputs.flops_per_token = flops_per_token;
     inputs.tokens_per_micro_step = double(run.batch) * run.seq_len;
-    inputs.micro_steps = run.micro_steps;
     inputs.param_wire_bytes = double(size_of(run.precision));
     for (const Bucket& bucket : lay_out_tensors(run.shape).buckets)
         inputs.bucket_elements.push_back(double(bucket.piece));
@@ -53,18 +52,24 @@ void plan(Options options) {
         check_tokenizer(training_data(config), config.data.tokenizer, config.model.vocab_size);
     if (directory_exists(config.model.init_from)) check_source_tokenizer(config, tokenizer);
     const GptOptions run = gpt_options(config, 0, ranks);
-    const double flops = flops_of_token(run);
+    const double flops = flops_of_token(run, run.seq_len);
 
     const size_t beside = resident_bytes() + device_info().working_bytes + kBlockBytes;
     std::printf("%s%s", plan_table(run).c_str(), plan_row("program and buffers", beside).c_str());
     if (config.checkpoint.asynchronous) std::printf("%s", plan_row("copy for checkpoints", saved_bytes(run)).c_str());
-    std::printf("micro-steps        %14d per step of %.0f tokens\n", run.micro_steps,
-                double(config.train.total_batch_tokens));
+    for (const auto& [until_step, tokens] : config.train.batch_ramp)
+        std::printf("micro-steps        %14d per step of %ld tokens until step %d\n",
+                    micro_steps(config, ranks, until_step), tokens, until_step);
+    std::printf("micro-steps        %14d per step of %ld tokens\n", micro_steps(config, ranks, kMaxSteps),
+                config.train.total_batch_tokens);
+    for (const auto& [until_step, seq_len] : config.train.seq_ramp)
+        std::printf("sequence length    %14ld until step %d\n", seq_len, until_step);
     std::printf("FLOPs per token    %14.4e, per step %.4e\n", flops, flops * double(config.train.total_batch_tokens));
     std::printf("%s", update_table(run, config.optim.learning_rate).c_str());
     std::printf("Hugging Face       %s\n", export_text(config.model).c_str());
     if (machine.gpus > 0) {
         add_run(machine, run, flops);
+        machine.micro_steps = micro_steps(config, ranks, kMaxSteps);
         std::printf("\n%s", scaling_table(machine).c_str());
     }
 }

@@ -38,7 +38,7 @@ std::optional<Checkpoint> find_healthy_checkpoint(TrainingRun& run) {
 void load(TrainingRun& run, const Checkpoint& checkpoint, const Divergence& divergence) {
     const TrainState before = run.state;
     const int from_step = run.state.step, to_step = checkpoint.manifest().info.step;
-    const auto samples_per_step = run.config.train.total_batch_tokens / run.config.train.seq_len;
+    const int64_t skipped = tokens_of_steps(run.config, from_step) - tokens_of_steps(run.config, to_step);
     checkpoint.load(run.gpt.state_tensors());
     run.gpt.masters_changed();
     run.state = checkpoint.manifest().info;
@@ -51,13 +51,13 @@ void load(TrainingRun& run, const Checkpoint& checkpoint, const Divergence& dive
     progress.divergence.rollbacks = before.progress.divergence.rollbacks;
     progress.divergence.note({.from_step = from_step,
                               .to_step = to_step,
-                              .skipped_samples = uint64_t(from_step - to_step) * uint64_t(samples_per_step),
+                              .skipped_samples = uint64_t(skipped / run.config.train.seq_len),
                               .is_spike = divergence.is_spike,
                               .loss = divergence.is_spike ? divergence.loss : 0,
                               .limit = divergence.is_spike ? divergence.limit : 0});
     progress.trained_s = before.progress.trained_s;
     progress.course_by_time = before.progress.course_by_time;
-    run.train_loader.seek(progress.cursor);
+    run.train_loader.seek(progress.cursor, to_step + 1);
     const std::vector<Rollback>& rollbacks = progress.divergence.rollbacks;
     run_on_rank_0(run.comm, "cut the logs", [&] {
         run.log.reset();  // closed before its files are cut

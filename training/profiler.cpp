@@ -7,6 +7,7 @@
 #include "runtime/io/files.h"
 #include "runtime/io/process.h"
 #include "runtime/performance/performance.h"
+#include "training/models/model_io.h"
 
 namespace {
 
@@ -129,15 +130,17 @@ void Profiler::end_step(const TrainRecord& record, bool is_last) {
 void Profiler::write_file(const std::vector<Span>& spans) const {
     const int rank = run_.comm.rank;
     const Config& config = run_.config;
+    const int step = steps_.last;
+    const double token_flops = flops_of_token(run_.gpt.options(), sequence_length(config, step));
     const Json other = {{"program", "train_gpt"},
                         {"device", device_info().name},
                         {"first_step", steps_.first},
                         {"last_step", steps_.last},
                         {"rank", rank},
                         {"ranks", run_.comm.size},
-                        {"micro_steps", run_.gpt.options().micro_steps},
-                        {"tokens_per_step", config.train.total_batch_tokens},
-                        {"model_flops_per_token", run_.token_flops},
+                        {"micro_steps", micro_steps(config, run_.comm.size, step)},
+                        {"tokens_per_step", batch_tokens(config, step)},
+                        {"model_flops_per_token", token_flops},
                         {"roofline_flops_per_s", rates_.flops_per_s},
                         {"roofline_bytes_per_s", rates_.bytes_per_s},
                         {"roofline_is", rates_origin_},

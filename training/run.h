@@ -32,7 +32,6 @@ struct TrainingRun {
     Gpt gpt;
     std::shared_ptr<RunLog> log;  // on rank 0; the thread of a save may still sync it when the run ends
     TrainingProgress& progress;
-    double token_flops;       // forward and backward FLOPs per token
     double peak_flops_per_s;  // of all ranks' GPUs; 0: unknown
     RunLength length;
     double start_ms;         // time when an uninterrupted run would have started

@@ -9,6 +9,7 @@
 #include "runtime/io/files.h"
 #include "runtime/io/json.h"
 #include "runtime/io/process.h"
+#include "training/models/model_io.h"
 
 namespace {
 
@@ -40,7 +41,7 @@ std::string steps_text(const TrainingRun& run) {
     if (run.config.train.max_minutes > 0) text += format(", for %g minutes", run.config.train.max_minutes);
     if (run.config.train.max_minutes > 0 && run.state.progress.trained_s > 0)
         text += format(" (%.1f so far)", run.state.progress.trained_s / 60);
-    return dir + ": " + text + format(", %zu tokens each", size_t(run.config.train.total_batch_tokens));
+    return dir + ": " + text + ", " + batch_text(run.config) + " tokens each";
 }
 
 void print_description(TrainingRun& run) {
@@ -86,7 +87,7 @@ void add_start(const TrainingRun& run, const char* revision) {
                       {"ranks", run.comm.size},
                       {"threads", device.threads},
                       {"parameters", run.gpt.layout().parameters},
-                      {"flops_per_token", run.token_flops},
+                      {"flops_per_token", flops_of_token(run.gpt.options(), run.config.train.seq_len)},
                       {"memory_bytes", memory}});
     write_file_atomically(path, Json{{"starts", starts}}.dump(1, ' ', false, Json::error_handler_t::replace) + "\n");
 }

@@ -7,6 +7,7 @@
 #include "runtime/io/lock.h"
 #include "runtime/io/process.h"
 #include "training/evaluation.h"
+#include "training/models/model_io.h"
 #include "training/saving.h"
 
 Batch StepTimer::next_batch(Loader& loader) {
@@ -104,19 +105,20 @@ StepEnd finish_step(TrainingRun& run, const StepTimer& timer, const GpuReading& 
     if (result.votes[kLost] > 0) end_if(run, std::make_exception_ptr(moved_away(config.run.dir)));
     const CommTotals comm = comm_totals(run.comm) - timer.comm_before;
     const int step = run.state.step + 1;
-    const double tokens = double(config.train.total_batch_tokens), step_ms = now_ms() - timer.start_ms;
+    const double tokens = double(batch_tokens(config, step)), step_ms = now_ms() - timer.start_ms;
     const double tokens_per_s = tokens / step_ms * 1000.0;
+    const double token_flops = flops_of_token(run.gpt.options(), sequence_length(config, step));
     const double power_w = result.votes[kPower];
     const TrainRecord record{.step = step,
                              .loss = result.loss_sum / tokens,
                              .learning_rate = learning_rate(config, run.length, step),
                              .grad_norm = result.grad_norm,
                              .loss_scale = run.state.progress.loss_scale.scale,
-                             .tokens = int64_t(step) * config.train.total_batch_tokens,
+                             .tokens = tokens_of_steps(config, step),
                              .epoch = double(run.train_loader.cursor()) / double(run.train_loader.windows()),
                              .step_ms = step_ms,
                              .tokens_per_s = tokens_per_s,
-                             .mfu = model_flops_utilization(run.token_flops, tokens_per_s, run.peak_flops_per_s),
+                             .mfu = model_flops_utilization(token_flops, tokens_per_s, run.peak_flops_per_s),
                              .data_ms = timer.data_ms,
                              .comm_ms = comm.waited_ms,
                              .optimizer_ms = result.update_ms,
@@ -139,7 +141,8 @@ StepEnd finish_step(TrainingRun& run, const StepTimer& timer, const GpuReading& 
         if (const std::string news = run.log->end_step(); !news.empty())
             run.progress.print(format("step %d | %s", step, news.c_str()));
     if (result.votes[kFailed] > 0) run.error = shared_error(run.control, run.error);
-    run.progress.end_at(expected_end(config, run.length, step, run.elapsed_s()));
+    const int end = expected_end(config, run.length, step, run.elapsed_s());
+    run.progress.end_at(end, tokens_of_steps(config, end));
     warn_of_slow_gpus(run, gpu, result.votes[kThrottled]);
     note_products(run);
     run.progress.show(record);

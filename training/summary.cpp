@@ -66,7 +66,7 @@ void print_summary(const TrainingRun& run) {
     } catch (const Error&) {  // the checkpoint is committed: the run is complete without these numbers
     }
     std::string trained = format("trained  %d steps, %s tokens", run.state.step,
-                                 with_commas(double(run.state.step) * double(config.train.total_batch_tokens)).c_str());
+                                 with_commas(double(tokens_of_steps(config, run.state.step))).c_str());
     if (history.ms > 0)
         trained += format(" in %s, %s tokens/s", duration(history.ms / 1000).c_str(),
                           with_commas(history.tokens / history.ms * 1000).c_str());

@@ -2,14 +2,17 @@
 #include "kernels/base/check.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "kernels/numeric.h"
 #include "runtime/config/config.h"
 #include "runtime/config/schedule.h"
 
 int largest_batch_size(const Config& config, int world, int most) {
-    const int64_t sequences = config.train.total_batch_tokens / (int64_t(config.train.seq_len) * world);
-    if (sequences * config.train.seq_len * world != config.train.total_batch_tokens) return 0;
+    int64_t total = config.train.total_batch_tokens;
+    for (const auto& [until_step, tokens] : config.train.batch_ramp) total = std::gcd(total, tokens);
+    const int64_t sequences = total / (int64_t(config.train.seq_len) * world);
+    if (sequences * config.train.seq_len * world != total) return 0;
     int size = int(std::min<int64_t>(sequences, most));
     while (size > 0 && sequences % size != 0) size--;
     return size;
@@ -92,16 +95,17 @@ void check_end(const Config& c, Check& check) {
     check.that(c.eval.questions.empty() || c.eval.every_steps > 0, "eval.questions needs eval.every_steps, which is 0");
 }
 
-void check_batch(const Config& c, int world, Check& check) {
+// Checks the tokens of a step. `key` names them.
+void check_batch(const Config& c, int world, const std::string& key, int64_t total, Check& check) {
     // The ranges keep the product far below 2^63. A divisor of the total, an int, is an int as well.
     const int batch_size = std::max(1, c.train.batch_size);  // 0 becomes at least 1
-    const int64_t tokens = int64_t(batch_size) * c.train.seq_len * world, total = c.train.total_batch_tokens;
+    const int64_t tokens = int64_t(batch_size) * c.train.seq_len * world;
     const int64_t below = total / tokens * tokens;
     const int smaller = largest_batch_size(c, world, batch_size);
     check.that(below == total,
-               format("train.total_batch_tokens (%ld) must be a multiple of train.batch_size (%d) times train.seq_len "
+               format("%s (%ld) must be a multiple of train.batch_size (%d) times train.seq_len "
                       "(%d) times the number of ranks (%d), i.e. of %ld; the nearest valid %s%ld%s",
-                      total, batch_size, c.train.seq_len, world, tokens,
+                      key.c_str(), total, batch_size, c.train.seq_len, world, tokens,
                       below ? format("values are %ld and ", below).c_str() : "value is ", below + tokens,
                       smaller > 0 ? format("; or set train.batch_size to %d", smaller).c_str() : ""));
     check.that(
@@ -110,6 +114,26 @@ void check_batch(const Config& c, int world, Check& check) {
                "must be at least 2 times train.batch_size (%d) times train.seq_len (%d) times the number of ranks "
                "(%d)",
                total, batch_size, c.train.seq_len, world));
+}
+
+void check_ramps(const Config& c, int world, Check& check) {
+    for (const auto& [until_step, tokens] : c.train.batch_ramp)
+        check_batch(c, world, format("train.batch_ramp: total_batch_tokens until step %d", until_step), tokens, check);
+    check_batch(c, world, "train.total_batch_tokens", c.train.total_batch_tokens, check);
+    for (const auto& [until_step, seq_len] : c.train.seq_ramp)
+        check.that(c.train.seq_len % seq_len == 0,
+                   format("train.seq_ramp: seq_len until step %d (%ld) must divide train.seq_len (%d)", until_step,
+                          seq_len, c.train.seq_len));
+    for (const auto& [key, ramp] : {std::pair("batch_ramp", &c.train.batch_ramp), {"seq_ramp", &c.train.seq_ramp}}) {
+        int previous = 0;
+        for (const auto& [until_step, value] : *ramp) {
+            check.that(previous < until_step && (c.train.max_steps == 0 || until_step < c.train.max_steps),
+                       format("train.%s: until_step %d must be above the previous one (%d) and below train.max_steps "
+                              "(%d)",
+                              key, until_step, previous, c.train.max_steps));
+            previous = until_step;
+        }
+    }
 }
 
 }  // namespace
@@ -121,6 +145,6 @@ void check_config(const Config& c, const std::string& origin, int world) {
     check_parts(c, check);
     check_optimizer(c, check);
     check_end(c, check);
-    check_batch(c, world, check);
+    check_ramps(c, world, check);
     if (!check.problems.empty()) fail(Exit::config, "%s: %s", origin, joined(check.problems));
 }

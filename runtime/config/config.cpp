@@ -243,8 +243,44 @@ int default_head_rows(int batch_size, int seq_len) {
     return int(std::min(int64_t(batch_size) * seq_len, kMaxRows));
 }
 
-int micro_steps(const Config& config, int world) {
-    return int(config.train.total_batch_tokens / (int64_t(config.train.batch_size) * config.train.seq_len * world));
+int64_t value_at(const Ramp& ramp, int step, int64_t last) {
+    const auto part = std::ranges::find_if(ramp, [&](const RampPart& p) { return step <= p.until_step; });
+    return part == ramp.end() ? last : part->value;
+}
+
+int64_t batch_tokens(const Config& config, int step) {
+    return value_at(config.train.batch_ramp, step, config.train.total_batch_tokens);
+}
+
+int sequence_length(const Config& config, int step) {
+    return int(value_at(config.train.seq_ramp, step, config.train.seq_len));
+}
+
+int64_t tokens_of_steps(const Config& config, int steps) {
+    int64_t tokens = 0;
+    int counted = 0;
+    for (const auto& [until_step, each] : config.train.batch_ramp) {
+        const int until = std::min(until_step, steps);
+        tokens += (until - counted) * each;
+        counted = until;
+    }
+    return tokens + (steps - counted) * config.train.total_batch_tokens;
+}
+
+std::string batch_text(const Config& config) {
+    const int64_t first = batch_tokens(config, 1), last = config.train.total_batch_tokens;
+    return (first == last ? "" : format("%ld to ", first)) + std::to_string(last);
+}
+
+int micro_steps(const Config& config, int world, int step) {
+    return int(batch_tokens(config, step) / (int64_t(config.train.batch_size) * config.train.seq_len * world));
+}
+
+int max_micro_steps(const Config& config, int world) {
+    int most = micro_steps(config, world, kMaxSteps);
+    for (const auto& [until_step, tokens] : config.train.batch_ramp)
+        most = std::max(most, micro_steps(config, world, until_step));
+    return most;
 }
 
 std::string config_json(const Config& config) {

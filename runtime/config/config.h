@@ -42,6 +42,15 @@ struct DataPart {
 };
 using DataParts = std::vector<DataPart>;
 
+// A setting that changes during a run. A part has the value of the steps after the previous part, up to until_step,
+// which is included.
+struct RampPart {
+    int until_step;
+    int64_t value;
+    bool operator==(const RampPart&) const = default;
+};
+using Ramp = std::vector<RampPart>;
+
 // The defaults are GPT-2 124M on 10 billion tokens.
 struct Config {
     struct Run {
@@ -71,6 +80,8 @@ struct Config {
         int batch_size = 16;     // sequences per rank and micro-step; 0: largest_batch_size(), at most kMaxDefaultBatch
         int seq_len = 1024;
         int64_t total_batch_tokens = 524288;  // per optimizer step, over all ranks
+        Ramp batch_ramp;                      // total_batch_tokens of earlier steps: see batch_tokens()
+        Ramp seq_ramp;                        // seq_len of earlier steps: see sequence_length()
         Dtype precision = Dtype::bf16;
         Recompute recompute = Recompute::none;
         int head_rows = 0;  // 0: default_head_rows(), filled in by load_config()
@@ -179,8 +190,8 @@ void check_assignment(const std::string& assignment);
 // calls set_family(), optim.name=NAME set_optimizer().
 void override_config(Config& config, const std::string& assignment);
 
-// The largest number of sequences per micro-batch, at most `most`, with which train.total_batch_tokens is a multiple of
-// the tokens of `world` ranks' micro-batches; 0 if there is none.
+// The largest number of sequences per micro-batch, at most `most`, with which the tokens of every step are a multiple
+// of the tokens of `world` ranks' micro-batches; 0 if there is none.
 int largest_batch_size(const Config& config, int world, int most);
 // The limit if train.batch_size is 0.
 inline constexpr int kMaxDefaultBatch = 8;
@@ -194,8 +205,20 @@ void check_config(const Config& config, const std::string& origin, int world);
 // The value affects the summation order and thus the bits of the result, so it depends on the configuration alone.
 int default_head_rows(int batch_size, int seq_len);
 
-// Micro-steps per optimizer step on each of `world` ranks. The division is exact after check_config().
-int micro_steps(const Config& config, int world);
+// The value of a ramp in a step (from 1); `last` after all parts.
+int64_t value_at(const Ramp& ramp, int step, int64_t last);
+// Tokens of a step over all ranks, and per sequence.
+int64_t batch_tokens(const Config& config, int step);
+int sequence_length(const Config& config, int step);
+// Tokens of the steps 1 to `steps`.
+int64_t tokens_of_steps(const Config& config, int steps);
+// Tokens per step, as text: "524288", or with a ramp "65536 to 524288".
+std::string batch_text(const Config& config);
+
+// Micro-steps of a step (from 1) on each of `world` ranks. The division is exact after check_config().
+int micro_steps(const Config& config, int world, int step);
+// The most micro-steps of any step.
+int max_micro_steps(const Config& config, int world);
 
 // The configuration as JSON with every option. It is a valid configuration file; parsing it gives exactly equal values.
 std::string config_json(const Config& config);

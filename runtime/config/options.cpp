@@ -60,6 +60,22 @@ std::optional<TensorGroups> tensor_groups(const Json& json) {
     return groups;
 }
 
+// Accepts a list of objects with the keys "until_step" and allowed.ramped.
+std::optional<Ramp> ramp(const Json& json, const Allowed& allowed) {
+    if (!json.is_array() || json.size() > kMaxListed) return std::nullopt;
+    Ramp parts;
+    for (const Json& part : json) {
+        auto is_integer_in = [&](const char* key, double low, double high) {
+            return part.contains(key) && part[key].is_number_integer() && part[key] >= low && part[key] <= high;
+        };
+        const bool is_part = part.is_object() && part.size() == 2 && is_integer_in("until_step", 1, kMaxSteps) &&
+                             is_integer_in(allowed.ramped, allowed.low, allowed.high);
+        if (!is_part) return std::nullopt;
+        parts.push_back({part["until_step"], part[allowed.ramped]});
+    }
+    return parts;
+}
+
 Json json_of(const TensorGroups& groups) {
     Json list = Json::array();
     for (const TensorGroup& group : groups) {
@@ -83,6 +99,8 @@ template <class T> std::optional<T> allowed_value(const Json& json, const Allowe
         return data_parts(json);
     } else if constexpr (std::is_same_v<T, TensorGroups>) {
         return tensor_groups(json);
+    } else if constexpr (std::is_same_v<T, Ramp>) {
+        return ramp(json, allowed);
     } else if constexpr (std::is_same_v<T, std::string>) {
         is_allowed = is_text(json, allowed.may_be_empty);
     } else if constexpr (std::is_same_v<T, bool>) {
@@ -93,7 +111,7 @@ template <class T> std::optional<T> allowed_value(const Json& json, const Allowe
                                                               : json.is_number_integer();
         is_allowed = is_of_type && json.get<double>() >= allowed.low && json.get<double>() <= allowed.high;
     }
-    if constexpr (!std::is_same_v<T, DataParts> && !std::is_same_v<T, TensorGroups>)
+    if constexpr (!std::is_same_v<T, DataParts> && !std::is_same_v<T, TensorGroups> && !std::is_same_v<T, Ramp>)
         return is_allowed ? std::optional<T>(json.get<T>()) : std::nullopt;
 }
 
@@ -134,6 +152,10 @@ std::vector<Option> training_options(Config& c) {
         {"train.seq_len", &c.train.seq_len, between(1, 1 << 24), "tokens per sequence; at most model.n_positions"},
         {"train.total_batch_tokens", &c.train.total_batch_tokens, between(1, kMaxInt),
          "tokens per optimizer step over all ranks; determines the number of gradient accumulation steps"},
+        {"train.batch_ramp", &c.train.batch_ramp, ramp_of("total_batch_tokens", kMaxInt),
+         "total_batch_tokens of the first steps: of each part up to its until_step, which is included"},
+        {"train.seq_ramp", &c.train.seq_ramp, ramp_of("seq_len", 1 << 24),
+         "seq_len of the first steps, as in batch_ramp; must divide train.seq_len, whose sequences are split"},
         {"train.precision", &c.train.precision, kAnything, "data type of activations and compute weights"},
         {"train.recompute", &c.train.recompute, kAnything,
          "activations that the backward pass recomputes to save memory; each level includes the previous ones", kNone},
@@ -301,11 +323,16 @@ void assign_option(const Option& option, const Json& json, const std::string& or
 }
 
 Json option_value(const Option& option) {
-    auto read = []<class T>(const T* value) -> Json {
+    auto read = [&]<class T>(const T* value) -> Json {
         if constexpr (std::is_enum_v<T>) {
             return name_of(*value);
         } else if constexpr (std::is_same_v<T, TensorGroups>) {
             return json_of(*value);
+        } else if constexpr (std::is_same_v<T, Ramp>) {
+            Json list = Json::array();
+            for (const auto& [step, number] : *value)
+                list.push_back({{"until_step", step}, {option.allowed.ramped, number}});
+            return list;
         } else if constexpr (std::is_same_v<T, DataParts>) {
             if (value->size() == 1) return value->front().path;
             Json list = Json::array();
@@ -330,6 +357,11 @@ std::string allowed_values(const Option& option) {
                 "a list of up to %zu {\"tensors\": a role (%s) or a pattern of tensor names, \"lr_scale\" and "
                 "\"weight_decay\": numbers in [0, %.10g], \"beta1\" and \"beta2\": numbers in [0, %.10g]}",
                 kMaxListed, choice_names<TensorRole>().c_str(), kMaxRate, kAlmost1);
+        else if constexpr (std::is_same_v<T, Ramp>)
+            return format(
+                "a list of up to %zu {\"until_step\": an integer in [1, %d], \"%s\": an integer in [%.10g, "
+                "%.10g]}",
+                kMaxListed, kMaxSteps, allowed.ramped, allowed.low, allowed.high);
         else if constexpr (std::is_same_v<T, DataParts>)
             return format(
                 "text without NUL, 1 to %zu bytes, or a list of 1 to %zu {\"path\": such a text, "

@@ -8,14 +8,17 @@
 #include "kernels/numeric.h"
 #include "runtime/config/config.h"
 
-// The allowed values of an option: numbers in [low, high]; any text that can be a path; every choice of an enum.
+// The allowed values of an option: numbers in [low, high], also as the values of a ramp; any text that can be a path;
+// every choice of an enum.
 struct Allowed {
     double low = -std::numeric_limits<double>::infinity();
     double high = std::numeric_limits<double>::infinity();
     bool may_be_empty = true;
+    const char* ramped = "";  // the name of a ramp's values
 };
 
 constexpr Allowed between(double low, double high) { return {.low = low, .high = high}; }
+constexpr Allowed ramp_of(const char* name, double high) { return {.low = 1, .high = high, .ramped = name}; }
 inline constexpr Allowed kAnything, kSomeText{.may_be_empty = false};
 
 // Whether the option affects the trained weights. Options for paths, output intervals and memory savings do not; they
@@ -24,9 +27,9 @@ enum class Effect { result, none };
 
 struct Option {
     const char* key;  // "section.name"
-    std::variant<bool*, int*, int64_t*, uint64_t*, double*, std::string*, DataParts*, TensorGroups*, Dtype*, Recompute*,
-                 OptimizerKind*, MuonIteration*, MuonScale*, LrSchedule*, OnSpike*, OnNonFinite*, ModelFamily*,
-                 ActivationFunction*, NormKind*, PositionKind*, RopeScaling*, AttentionBias*, QkNorm*>
+    std::variant<bool*, int*, int64_t*, uint64_t*, double*, std::string*, DataParts*, TensorGroups*, Ramp*, Dtype*,
+                 Recompute*, OptimizerKind*, MuonIteration*, MuonScale*, LrSchedule*, OnSpike*, OnNonFinite*,
+                 ModelFamily*, ActivationFunction*, NormKind*, PositionKind*, RopeScaling*, AttentionBias*, QkNorm*>
         value;
     Allowed allowed;
     std::string help;

@@ -10,9 +10,21 @@ namespace {
 
 bool has_cooldown(const Config& config) { return config.schedule.name == LrSchedule::wsd; }
 
-// The number of steps that fit into train.max_minutes at the mean step time of the first `step` steps.
+// The number of steps, not rounded, that have `tokens` tokens together.
+double steps_of_tokens(const Config& config, double tokens) {
+    int counted = 0;
+    for (const auto& [until_step, each] : config.train.batch_ramp) {
+        const double part = double(until_step - counted) * double(each);
+        if (tokens < part) return counted + tokens / double(each);
+        tokens -= part;
+        counted = until_step;
+    }
+    return counted + tokens / double(config.train.total_batch_tokens);
+}
+
+// The number of steps that fit into train.max_minutes at the mean speed, in tokens, of the first `step` steps.
 double steps_in_time(const Config& config, int step, double elapsed_s) {
-    return step * (config.train.max_minutes * 60 / elapsed_s);
+    return steps_of_tokens(config, double(tokens_of_steps(config, step)) * (config.train.max_minutes * 60 / elapsed_s));
 }
 
 }  // namespace
@@ -25,16 +37,20 @@ RunLength planned_length(const Config& config, uint64_t epoch_samples) {
     const Config::Train& train = config.train;
     int end = train.max_steps;
     if (train.max_epochs > 0) {
-        const double epoch_steps = double(epoch_samples) * train.seq_len / double(train.total_batch_tokens);
-        const double steps = std::ceil(train.max_epochs * epoch_steps);
+        const double exact = steps_of_tokens(config, train.max_epochs * double(epoch_samples) * train.seq_len);
+        const double steps = std::ceil(exact);
         if (end == 0 || steps < end) end = int(std::min<double>(steps, kMaxSteps));
         const int needed = config.schedule.warmup_steps + (has_cooldown(config) ? cooldown_steps(config, end) : 0);
         if (needed > end)
             fail(Exit::config,
                  "train.max_epochs %g, at %.1f steps per epoch, ends the run after %d steps, but schedule.warmup_steps "
                  "(%d)%s need %d",
-                 train.max_epochs, epoch_steps, end, config.schedule.warmup_steps,
+                 train.max_epochs, exact / train.max_epochs, end, config.schedule.warmup_steps,
                  has_cooldown(config) ? " and the cooldown" : "", needed);
+        for (const auto& [key, ramp] : {std::pair("batch_ramp", &train.batch_ramp), {"seq_ramp", &train.seq_ramp}})
+            if (!ramp->empty() && ramp->back().until_step >= end)
+                fail(Exit::config, "train.max_epochs %g ends the run after %d steps, but train.%s lasts until step %d",
+                     train.max_epochs, end, key, ramp->back().until_step);
     }
     return {end, end > 0 && has_cooldown(config) ? end - cooldown_steps(config, end) : end};
 }

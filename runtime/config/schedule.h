@@ -16,15 +16,15 @@ struct RunLength {
 
 // Returns the length for the smaller of train.max_steps and train.max_epochs, with `epoch_samples` sequences per epoch;
 // the last step completes the last epoch. Fails with Exit::config if the epochs have too few steps for the warm-up and
-// the cooldown.
+// the cooldown, or for the ramps.
 RunLength planned_length(const Config& config, uint64_t epoch_samples);
 
 // Returns the length that train.max_minutes imposes after `step` (>= 1) steps that took `elapsed_s` seconds; nothing if
 // `planned` ends earlier or nothing must change yet. wsd: the cooldown starts after this step and fills the remaining
-// time at the mean step time so far, with at least one step. constant, cyclic: this step is the last.
+// time at the mean speed (tokens per second) so far, with at least one step. constant, cyclic: this step is the last.
 std::optional<RunLength> course_by_time(const Config& config, const RunLength& planned, int step, double elapsed_s);
 
-// An estimate, for display, of the last step at the mean step time of the first `step` steps. 0 if not known yet.
+// An estimate, for display, of the last step at the mean speed of the first `step` steps. 0 if not known yet.
 int expected_end(const Config& config, const RunLength& length, int step, double elapsed_s);
 
 // The learning rate of a step in 1 .. length.end_step. With lr = optim.learning_rate and final = lr *

@@ -162,8 +162,8 @@ public:
     void begin(const std::string& activity);
     // Marks the beginning of micro-step `index` of `count`, from 1, in a step.
     void begin_micro_step(int step, int index, int count);
-    // Sets the step with which the run is expected to end; 0: unknown.
-    void end_at(int total_steps);
+    // Sets the step with which the run is expected to end, 0: unknown, and the tokens of all steps up to it.
+    void end_at(int total_steps, int64_t total_tokens);
     void show(const TrainRecord& record);
     // Prints the validation loss. `part` follows it: the part of the split that was read.
     void show(const ValRecord& record, const std::string& part = "");
@@ -178,11 +178,13 @@ private:
 
     std::FILE* const out_;
     int total_steps_;  // 0: unknown
+    int64_t total_tokens_ = 0;
     const int every_steps_;
     const double patience_s_;
     bool has_shown_step_ = false;
     int new_steps_ = 0;        // since the last step that was shown
     double new_steps_ms_ = 0;  // their time
+    double new_tokens_ = 0;    // their tokens
     std::string activity_;     // now
     double since_ms_;          // when the activity or the step began
     double line_ms_;           // when the last line was printed
@@ -191,6 +193,7 @@ private:
     std::jthread watcher_;
 };
 
-// "step 12/500 | loss 3.1416 | lr 6.00e-04 | norm 1.23 | 12,345 tokens/s | 166 ms | 1 min 21 s left". Speed and time
-// left are those of steps that take `step_ms` each.
-std::string progress_line(const TrainRecord& record, int total_steps, double step_ms);
+// "step 12/500 | loss 3.1416 | lr 6.00e-04 | norm 1.23 | 12,345 tokens/s | 166 ms | 1 min 21 s left". `step_ms` is
+// the time of a step. The time left is the remaining tokens' at `tokens_per_s`.
+std::string progress_line(const TrainRecord& record, int total_steps, int64_t total_tokens, double step_ms,
+                          double tokens_per_s);

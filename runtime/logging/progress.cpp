@@ -26,9 +26,9 @@ std::string duration(double seconds) {
     return format("%.0f h %02.0f min", hours, minutes - hours * 60);
 }
 
-std::string progress_line(const TrainRecord& record, int total_steps, double step_ms) {
-    const double tokens_per_s = record.tokens_per_s * record.step_ms / step_ms;
-    const double remaining_s = (total_steps - record.step) * step_ms / 1000;
+std::string progress_line(const TrainRecord& record, int total_steps, int64_t total_tokens, double step_ms,
+                          double tokens_per_s) {
+    const double remaining_s = double(total_tokens - record.tokens) / tokens_per_s;
     std::string line = format("step %d/%d | loss %.4f | lr %.2e | norm %.2f | %s tokens/s | %.0f ms | %s left",
                               record.step, total_steps, record.loss, record.learning_rate, double(record.grad_norm),
                               with_commas(tokens_per_s).c_str(), step_ms, duration(remaining_s).c_str());
@@ -51,9 +51,10 @@ void TrainingProgress::begin(const std::string& activity) {
     since_ms_ = now_ms();
 }
 
-void TrainingProgress::end_at(int total_steps) {
+void TrainingProgress::end_at(int total_steps, int64_t total_tokens) {
     const std::lock_guard lock(mutex_);
     total_steps_ = total_steps;
+    total_tokens_ = total_tokens;
 }
 
 void TrainingProgress::begin_micro_step(int step, int index, int count) {
@@ -70,11 +71,14 @@ void TrainingProgress::show(const TrainRecord& record) {
     since_ms_ = now_ms();
     new_steps_++;
     new_steps_ms_ += record.step_ms;
+    new_tokens_ += record.tokens_per_s * record.step_ms / 1000;
     if (!has_shown_step_ || record.step % every_steps_ == 0 || record.step == total_steps_) {
-        print_lines(progress_line(record, total_steps_, new_steps_ms_ / new_steps_));
+        print_lines(progress_line(record, total_steps_, total_tokens_, new_steps_ms_ / new_steps_,
+                                  new_tokens_ / new_steps_ms_ * 1000));
         has_shown_step_ = true;
         new_steps_ = 0;
         new_steps_ms_ = 0;
+        new_tokens_ = 0;
     }
 }
 

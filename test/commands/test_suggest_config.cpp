@@ -17,7 +17,8 @@ SuggestionInputs shakespeare(double minutes = 3) {
 // A machine whose time is spent in floating-point operations only.
 StepTime machine(double flops_per_s) {
     return [=](const Config& config) {
-        return flops_of_token(gpt_options(config)) * double(config.train.total_batch_tokens) / flops_per_s;
+        return flops_of_token(gpt_options(config), config.train.seq_len) * double(config.train.total_batch_tokens) /
+               flops_per_s;
     };
 }
 

@@ -276,6 +276,19 @@ class FromTextToText(TrainerTest):
         c, padded_vocab = 48, 384
         self.assertIn(str((padded_vocab + 24) * c + 2 * (12 * c * c + 13 * c) + 2 * c), said.replace(",", ""))
 
+    def test_plan_and_training_print_the_ramps(self):
+        config = self.write_config(train_batch_ramp=[{"until_step": 3, "total_batch_tokens": 60},
+                                                     {"until_step": 5, "total_batch_tokens": 240}],
+                                   train_seq_ramp=[{"until_step": 9, "seq_len": 4}])
+        self.assertRegex(self.run_trainer("plan", config),
+                         r"\nmicro-steps +1 per step of 60 tokens until step 3"
+                         r"\nmicro-steps +4 per step of 240 tokens until step 5"
+                         r"\nmicro-steps +2 per step of 120 tokens\nsequence length +4 until step 9\n")
+        said = self.run_trainer(config)
+        self.assertIn("run: steps 1 to 20, 60 to 120 tokens each\n", said)
+        self.assertIn(f"trained  20 steps, {3 * 60 + 2 * 240 + 15 * 120:,} tokens in ", said)
+        self.assertIn("60 to 120 tokens per step", self.run_trainer("inspect", "run"))
+
     def test_plan_and_training_name_the_optimizer_of_each_tensor(self):
         groups = [{"tensors": "vector", "lr_scale": 2, "beta2": 0.97},
                   {"tensors": "h.0.fc.weight", "weight_decay": 0}]

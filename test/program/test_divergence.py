@@ -202,6 +202,26 @@ class Ranks(StrangeData):
                            stdout=subprocess.DEVNULL)
             self.assertEqual(self.records(f"two_{stage}"), expected)
 
+    def test_several_ranks_roll_back_across_a_batch_ramp(self):
+        self.prepare(2)
+        changes = dict(SHORT, train_on_spike="rollback", train_total_batch_tokens=40, train_max_steps=120,
+                       parallel_deterministic_reduce=True, train_spike_deviations=4, log_norms_every_steps=0)
+        changes.update(checkpoint_every_steps=30, train_max_steps=104)
+        said = self.train(run_dir="constant", **changes)
+        from_step, to_step = map(int, re.search(r"step (\d+) \| rolling back to the checkpoint of step (\d+)",
+                                                said).groups())
+        # The step of the spike is the first with twice as many samples.
+        changes.update(train_total_batch_tokens=80,
+                       train_batch_ramp=[{"until_step": from_step - 1, "total_batch_tokens": 40}])
+        self.assertLess(to_step, from_step - 1)
+        said = self.train(**changes)
+        self.assertIn(f"step {from_step} | rolling back to the checkpoint of step {to_step}, "
+                      f"skipping {2 * (from_step - 1 - to_step) + 4} samples", said)
+        config = self.write_config(run_dir="two", **changes)
+        subprocess.run(mpirun(2, config), cwd=self.dir, check=True, env=MPI_ENVIRONMENT, timeout=120,
+                       stdout=subprocess.DEVNULL)
+        self.assertEqual(self.records("two"), self.records())
+
     def flip_in_memory(self, pid, needle):
         """Flips a bit in each occurrence of these bytes in a process's memory; returns the number of occurrences."""
         found = 0

@@ -68,6 +68,25 @@ class Ranks(TrainerTest):
                 self.assertEqual(self.records(run), self.records("one"))
                 self.assertEqual(self.logical_state(50, run), self.logical_state(50, "one"))
 
+    # 4 micro-batches per step, then 16, then 8. Sequences of 5 tokens, then 10, then 20.
+    RAMPS = {"train_batch_ramp": [{"until_step": 2, "total_batch_tokens": 160},
+                                  {"until_step": 4, "total_batch_tokens": 640}],
+             "train_seq_ramp": [{"until_step": 1, "seq_len": 5}, {"until_step": 5, "seq_len": 10}]}
+
+    def test_ramps_have_the_same_bits_for_any_number_of_ranks(self):
+        changes = dict(EIGHT, parallel_deterministic_reduce=True, train_max_steps=8, eval_every_steps=2, eval_batches=3,
+                       model_dropout=0.1, **self.RAMPS)
+        self.train_on(1, run_dir="one", **changes)
+        for ranks, stage in itertools.product((2, 4), STAGES):
+            with self.subTest(ranks=ranks, stage=stage):
+                run = f"run_{ranks}_{stage}"
+                self.train_on(ranks, stage=stage, run_dir=run, **changes)
+                self.assertEqual(self.records(run), self.records("one"))
+                self.assertEqual(self.logical_state(8, run), self.logical_state(8, "one"))
+
+    def test_ramps_continue_on_any_number_of_ranks(self):
+        self.check_reshards([(1, 0), (2, 0), (2, 2), (4, 1), (4, 3)], **self.RAMPS, **EIGHT)
+
     def test_each_optimizer_has_the_same_bits_for_any_number_of_ranks(self):
         groups = [{"tensors": "embedding", "lr_scale": 0.5}, {"tensors": "h.*.fc.weight", "weight_decay": 0}]
         for optimizer in ("adam", "sgd", "lion", "rmsprop", "adagrad"):

@@ -42,6 +42,31 @@ class Resume(TrainerTest):
         self.assertTrue(any(b > a for a, b in zip(scales, scales[1:])), scales)
         self.assertTrue(any(b < a for a, b in zip(scales, scales[1:])), scales)
 
+    # 1 micro-step per step, then 4, then 2. Sequences of 5 tokens, then 10, then 20.
+    SEQ_RAMP = [{"until_step": 2, "seq_len": 5}, {"until_step": 6, "seq_len": 10}]
+    RAMP = [{"until_step": 3, "total_batch_tokens": 60}, {"until_step": 8, "total_batch_tokens": 240}]
+
+    def test_resume_within_and_after_ramps(self):
+        self.check_every_cut([1, 2, 3, 4, 6, 7, 8, 9, 19], model_dropout=0.1, train_batch_ramp=self.RAMP,
+                             train_seq_ramp=self.SEQ_RAMP)
+        tokens = [min(step, 3) * 60 + min(max(step - 3, 0), 5) * 240 + max(step - 8, 0) * 120 for step in range(1, 21)]
+        self.assertEqual([record["tokens"] for record in self.records(kind="train")], tokens)
+        self.assertEqual([self.manifest(step)["state"]["cursor"] for step in range(1, 21)],
+                         [count // 20 for count in tokens])
+
+    def test_a_batch_ramp_equals_changes_of_the_batch_by_hand(self):
+        every = dict(checkpoint_every_steps=1, checkpoint_keep=30, model_dropout=0.1)
+        self.train(run_dir="ramped", train_batch_ramp=self.RAMP, **every)
+        self.train(train_total_batch_tokens=60, **every)
+        self.cut("first", 3)
+        self.train("--resume", "--accept-changes", run_dir="first", train_total_batch_tokens=240, **every)
+        for step in range(9, 21):
+            shutil.rmtree(self.step_dir(step, "first"))
+        self.train("--resume", "--accept-changes", run_dir="first", **every)
+        self.assertEqual([record | {"tokens": 0} for record in self.records("first", "train")],
+                         [record | {"tokens": 0} for record in self.records("ramped", "train")])
+        self.assertEqual(self.weights(20, "first"), self.weights(20, "ramped"))
+
     def test_resume_of_sgd_in_bf16(self):
         self.check_every_cut([1, 7, 19], optim_name="sgd", train_precision="bf16", train_recompute="block",
                              model_dropout=0.2)

@@ -30,13 +30,15 @@ GptOptions gpt_options(const Config& config, int rank, int ranks) {
                        .document_mask = config.data.document_mask,
                        .document_token = config.data.document_token,
                        .head_rows = config.train.head_rows,
-                       .micro_steps = micro_steps(config, ranks),
+                       .micro_steps = max_micro_steps(config, ranks),
                        .votes = kVotes,
                        .rank = rank,
                        .ranks = ranks,
                        .zero_stage = config.parallel.zero_stage,
                        .deterministic_reduce = config.parallel.deterministic_reduce,
                        .bucket_bytes = size_t(config.parallel.bucket_mb) << 20};
+    for (const auto& [until_step, seq_len] : config.train.seq_ramp)
+        options.max_parts = std::max(options.max_parts, options.seq_len / int(seq_len));
     if (const std::string unused = unused_group(options); !unused.empty())
         fail(Exit::config, "optim.groups: no tensor of the model is \"%s\"; `train_gpt plan` lists the tensors",
              unused);
@@ -49,15 +51,18 @@ void set_document_token(Config& config, const std::optional<Tokenizer>& tokenize
 }
 
 LoaderOptions loader_options(const Config& config, const Comm& comm, SampleOrder order) {
-    return {.seq_len = config.train.seq_len,
-            .batch = config.train.batch_size,
-            .seed = config.run.seed,
-            .order = order,
-            .rank = comm.rank,
-            .world = comm.size,
-            .stride = config.eval.stride,
-            .micro_steps = order == SampleOrder::once ? 1 : micro_steps(config, comm.size),
-            .max_windows = uint64_t(config.eval.batches) * uint64_t(config.train.batch_size)};
+    LoaderOptions options{.seq_len = config.train.seq_len,
+                          .batch = config.train.batch_size,
+                          .seed = config.run.seed,
+                          .order = order,
+                          .rank = comm.rank,
+                          .world = comm.size,
+                          .stride = config.eval.stride,
+                          .max_windows = uint64_t(config.eval.batches) * uint64_t(config.train.batch_size)};
+    if (order == SampleOrder::once) return options;
+    options.micro_steps = max_micro_steps(config, comm.size);
+    options.micro_steps_of = [config, world = comm.size](int step) { return micro_steps(config, world, step); };
+    return options;
 }
 
 // Loads all tensors of the model from a Hugging Face directory.
@@ -82,8 +87,8 @@ std::vector<WeightedGlob> training_data(const Config& config) {
     return parts;
 }
 
-double flops_of_token(const GptOptions& o) {
-    const TokenWork work = token_work(o.shape, o.seq_len);
+double flops_of_token(const GptOptions& options, int seq_len) {
+    const TokenWork work = token_work(options.shape, seq_len);
     return flops_per_token({work.parameters, work.attended});
 }
 

@@ -28,8 +28,8 @@ LoaderOptions loader_options(const Config& config, const Comm& comm, SampleOrder
 // The parts of data.train.
 std::vector<WeightedGlob> training_data(const Config& config);
 
-// Floating-point operations of forward and backward, per token.
-double flops_of_token(const GptOptions& options);
+// Floating-point operations of forward and backward, per token of a sequence of seq_len tokens.
+double flops_of_token(const GptOptions& options, int seq_len);
 
 // Loads the weights of `gpt` (described by `model`) from a Hugging Face directory, an llm.c model file, a checkpoint or
 // the newest checkpoint of a run: model.init_from. Fails with Exit::data, naming file and tensor, unless `path` holds

@@ -140,6 +140,12 @@ const std::vector<BadText> kBadTexts = {
      {"17592186044416"}},
     {"{\"train\":{\"total_batch_tokens\":1}}", {"train.total_batch_tokens (1)", "the nearest valid value is 16384"}},
     {"{\"train\":{\"batch_size\":1048576}}", {"train.batch_size (1048576)", "1073741824"}},
+    {R"({"train":{"batch_ramp":[{"until_step":9,"total_batch_tokens":50000}]}})",
+     {"train.batch_ramp: total_batch_tokens until step 9 (50000)", "train.batch_size (16)", "train.seq_len (1024)",
+      "ranks (1)", "16384", "49152 and 65536"}},
+    {R"({"train":{"batch_ramp":[{"until_step":9,"total_batch_tokens":16384},
+                                {"until_step":19073,"total_batch_tokens":32768}]}})",
+     {"train.batch_ramp: until_step 19073 must be above the previous one (9) and below train.max_steps (19073)"}},
     {"{\"train\":{\"max_steps\":699}}", {"schedule.warmup_steps (700)", "train.max_steps (699)"}},
     {"{\"schedule\":{\"name\":\"wsd\",\"warmup_steps\":15259}}",
      {"schedule.warmup_steps (15259)", "schedule.cooldown_fraction 0.2", "3815 steps", "train.max_steps (19073)"}},
@@ -216,7 +222,7 @@ TEST_CASE("a configuration file is read, overridden and checked without further 
     const Config config = load_config(path, {"train.batch_size=2", "train.max_steps=800"}, 3);
     CHECK(config.train.batch_size == 2);
     CHECK(config.train.max_steps == 800);
-    CHECK(micro_steps(config, 3) == 4);
+    CHECK(micro_steps(config, 3, 1) == 4);
     CHECK(config.model.n_layer == Config().model.n_layer);
     CHECK(config.train.head_rows == 128);  // resolved, and not from the file's batch
     CHECK(load_config(path, {"train.batch_size=2", "train.head_rows=7"}, 3).train.head_rows == 7);
@@ -370,6 +376,8 @@ TEST_CASE("digest and differences cover exactly the options that change a run's 
                 value->push_back({"x", 0.5});
             else if constexpr (std::is_same_v<T, TensorGroups>)
                 value->push_back({.tensors = "vector", .lr_scale = 2});
+            else if constexpr (std::is_same_v<T, Ramp>)
+                value->push_back({7, 5});
             else if constexpr (std::is_enum_v<T>)
                 *value = T(*value == T(0));
             else

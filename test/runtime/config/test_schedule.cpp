@@ -168,6 +168,75 @@ TEST_CASE("the first limit of steps and epochs ends a run", "[schedule]") {
                  [&] { planned_length(config, 50); });
 }
 
+TEST_CASE("train.batch_ramp sets the tokens of the first steps", "[schedule]") {
+    const auto config_of = [](const std::string& ramp) {
+        return parse_config(
+            "{\"train\": {\"batch_size\": 2, \"seq_len\": 10, \"total_batch_tokens\": 240, \"batch_ramp\": " + ramp +
+                "}}",
+            "test");
+    };
+    CHECK(config_of("[]").train.batch_ramp.empty());
+    CHECK(batch_text(config_of("[]")) == "240");
+    const Config config = config_of(R"([{"until_step": 3, "total_batch_tokens": 60},
+                                        {"until_step": 7, "total_batch_tokens": 360}])");
+    REQUIRE(config.train.batch_ramp == Ramp{{3, 60}, {7, 360}});
+    CHECK(parse_config(config_json(config), "test").train.batch_ramp == config.train.batch_ramp);
+    CHECK(batch_text(config) == "60 to 240");
+    CHECK_NOTHROW(check_config(config, "test", 3));
+    int64_t tokens = 0;
+    for (int step = 1; step <= 20; step++) {
+        INFO(step);
+        const int64_t expected = step <= 3 ? 60 : step <= 7 ? 360 : 240;
+        CHECK(batch_tokens(config, step) == expected);
+        CHECK(micro_steps(config, 3, step) == int(expected / 60));
+        CHECK(tokens_of_steps(config, step - 1) == tokens);
+        tokens += expected;
+    }
+    CHECK(tokens_of_steps(config, kMaxSteps) == 3 * 60 + 4 * 360 + (kMaxSteps - 7) * 240L);
+    CHECK(max_micro_steps(config, 1) == 18);
+    CHECK(max_micro_steps(config, 3) == 6);
+    CHECK(largest_batch_size(config, 1, 100) == 6);
+    CHECK(largest_batch_size(config, 4, 100) == 0);
+    for (const char* wrong :
+         {"{}", "60", "[60]", "[{}]", R"([{"until_step": 3}])", R"([{"until_step": 0, "total_batch_tokens": 60}])",
+          R"([{"until_step": 3, "total_batch_tokens": 0}])", R"([{"until_step": 3, "total_batch_tokens": 2147483648}])",
+          R"([{"until_step": 1000000001, "total_batch_tokens": 60}])",
+          R"([{"until_step": 3, "total_batch_tokens": 60.5}])",
+          R"([{"until_step": 3, "total_batch_tokens": 60, "x": 1}])"}) {
+        INFO(wrong);
+        expect_error(Exit::config, {"test: train.batch_ramp must be a list of up to 256 {\"until_step\": an integer"},
+                     [&] { config_of(wrong); });
+    }
+    for (const int second : {2, 3}) {
+        Config wrong = config;
+        wrong.train.batch_ramp[1].until_step = second;
+        expect_error(Exit::config,
+                     {format("train.batch_ramp: until_step %d must be above the previous one (3)", second)},
+                     [&] { check_config(wrong, "test", 3); });
+    }
+}
+
+TEST_CASE("epochs and minutes count the tokens of a batch ramp", "[schedule]") {
+    Config config = schedule_of("constant", 0, 0);
+    config.train.seq_len = 64;
+    config.train.total_batch_tokens = 512;
+    config.train.batch_ramp = {{10, 64}, {20, 128}};  // 10 and 20 of an epoch's 100 samples
+    for (const auto& [epochs, steps] : {std::pair(0.35, 21), {1.0, 29}, {3.0, 54}}) {
+        INFO(epochs);
+        config.train.max_epochs = epochs;
+        CHECK(planned_length(config, 100).end_step == steps);
+    }
+    for (const auto& [epochs, steps] : {std::pair(0.05, 5), {0.1, 10}, {0.2, 15}, {0.3, 20}}) {
+        config.train.max_epochs = epochs;
+        expect_error(Exit::config, {format("ends the run after %d steps", steps), "batch_ramp lasts until step 20"},
+                     [&] { planned_length(config, 100); });
+    }
+    config.train.max_epochs = 0;
+    config.train.max_minutes = 10;
+    CHECK(expected_end(config, {}, 10, 60) == 28);    // 1 minute for 640 tokens
+    CHECK(expected_end(config, {}, 40, 120) == 135);  // 2 minutes for 12160 tokens
+}
+
 TEST_CASE("the cooldown of a run with a time limit begins early enough to end on time", "[schedule]") {
     const Config config = wsd_of_minutes(10);
     for (double pace_s : {0.01, 0.37, 1.0, 7.0}) {

@@ -177,27 +177,23 @@ TEST_CASE("lines appear in the files immediately and complete", "[log]") {
 }
 
 TEST_CASE("the progress line shows step, loss, rate, speed and the time left", "[log]") {
-    TrainRecord record{.step = 12,
-                       .loss = 3.14159,
-                       .learning_rate = 6e-4,
-                       .grad_norm = 1.25f,
-                       .step_ms = 165.7,
-                       .tokens_per_s = 1234567.8};
-    CHECK(progress_line(record, 500, 165.7) ==
-          "step 12/500 | loss 3.1416 | lr 6.00e-04 | norm 1.25 | 1,234,568 tokens/s | 166 ms | 1 min 20 s left");
-    CHECK(progress_line(record, 500, 2 * 165.7).ends_with(" 617,284 tokens/s | 331 ms | 2 min 41 s left"));
-    CHECK(progress_line(record, 500, 120).ends_with(" 59 s left"));
-    CHECK(progress_line(record, 500, 15000).ends_with(" 2 h 02 min left"));
+    TrainRecord record{.step = 12, .loss = 3.14159, .learning_rate = 6e-4, .grad_norm = 1.25f, .tokens = 12'000};
+    CHECK(progress_line(record, 500, 500'000, 165.7, 6000) ==
+          "step 12/500 | loss 3.1416 | lr 6.00e-04 | norm 1.25 | 6,000 tokens/s | 166 ms | 1 min 21 s left");
+    CHECK(progress_line(record, 500, 500'000, 331, 1234567.8).ends_with(" 1,234,568 tokens/s | 331 ms | 0 s left"));
+    CHECK(progress_line(record, 500, 500'000, 120, 8270).ends_with(" 59 s left"));
+    CHECK(progress_line(record, 500, 500'000, 120, 66.5).ends_with(" 2 h 02 min left"));
     record.step = 500;
+    record.tokens = 500'000;
     record.skipped = "wte";
-    record.tokens_per_s = 999;
-    CHECK(
-        progress_line(record, 500, 165.7).ends_with(" 999 tokens/s | 166 ms | 0 s left | skipped: wte is not finite"));
+    CHECK(progress_line(record, 500, 500'000, 165.7, 999)
+              .ends_with(" 999 tokens/s | 166 ms | 0 s left | skipped: wte is not finite"));
 }
 
 TEST_CASE("progress is a line every N steps, and for the first and the last step", "[log]") {
     const std::string text = printed([](std::FILE* out) {
         TrainingProgress progress(out, 25, 10);
+        progress.end_at(25, record_of(25).tokens);
         for (int step = 3; step <= 25; step++) progress.show(record_of(step));
         progress.show(ValRecord{25, 4.25, std::nullopt});
         progress.print("done");
@@ -214,18 +210,20 @@ TEST_CASE("progress is a line every N steps, and for the first and the last step
 }
 
 TEST_CASE("speed and time left are means of the steps since the previous line", "[log]") {
-    // 1000 tokens per step; only the first and the last step of a line's nine are slow.
+    // 1000 tokens per step, 2000 from step 6; only the first and the last step of a line's nine are slow.
     const std::string lines = printed([](std::FILE* out) {
         TrainingProgress progress(out, 20, 10);
+        progress.end_at(20, 35'000);
         for (int step = 1; step <= 10; step++) {
             TrainRecord record = record_of(step);
             record.step_ms = step == 1 || step == 10 ? 1000 : 100;
-            record.tokens_per_s = 1000 / (record.step_ms / 1000);
+            record.tokens = step <= 5 ? 1000 * step : 2000 * step - 5000;
+            record.tokens_per_s = (step <= 5 ? 1000 : 2000) / (record.step_ms / 1000);
             progress.show(record);
         }
     });
-    CHECK_THAT(lines, ContainsSubstring(" 1,000 tokens/s | 1000 ms | 19 s left\nstep 10/20 "));
-    CHECK(lines.ends_with(" 5,000 tokens/s | 200 ms | 2 s left\n"));
+    CHECK_THAT(lines, ContainsSubstring(" 1,000 tokens/s | 1000 ms | 34 s left\nstep 10/20 "));
+    CHECK(lines.ends_with(" 7,778 tokens/s | 200 ms | 3 s left\n"));
 }
 
 TEST_CASE("a long operation shows its progress from time to time", "[log]") {
