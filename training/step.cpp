@@ -69,7 +69,8 @@ std::optional<double> add_noise(TrainingRun& run, const StepResult& result, doub
     if (!noise_scale_is_due(run) || !std::isfinite(result.grad_norm)) return std::nullopt;
     const GptOptions& options = run.gpt.options();
     const double batches = options.keeps_whole_gradients() ? options.ranks : 1;
-    const double parts = batches * options.micro_steps, norm = double(result.grad_norm);
+    const double parts = batches * micro_steps(run.config, options.ranks, run.state.step + 1);
+    const double norm = double(result.grad_norm);
     NoiseScale& noise = run.state.progress.noise;
     noise.add(result.votes[kNoise] / batches * parts * parts, tokens / parts, norm * norm, tokens);
     return noise.tokens();

@@ -110,10 +110,9 @@ void check_batch(const Config& c, int world, const std::string& key, int64_t tot
                       smaller > 0 ? format("; or set train.batch_size to %d", smaller).c_str() : ""));
     check.that(
         c.log.noise_scale_every_steps == 0 || total >= 2 * tokens,
-        format("log.noise_scale_every_steps needs at least 2 micro-steps per step: train.total_batch_tokens (%ld) "
-               "must be at least 2 times train.batch_size (%d) times train.seq_len (%d) times the number of ranks "
-               "(%d)",
-               total, batch_size, c.train.seq_len, world));
+        format("log.noise_scale_every_steps needs at least 2 micro-steps per step: %s (%ld) must be at least 2 times "
+               "train.batch_size (%d) times train.seq_len (%d) times the number of ranks (%d)",
+               key.c_str(), total, batch_size, c.train.seq_len, world));
 }
 
 void check_ramps(const Config& c, int world, Check& check) {
