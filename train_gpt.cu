@@ -84,6 +84,7 @@ int main(int argc, char** argv) {
                                     .learning_rate = learning_rate(config, run.length, next),
                                     .micro_steps = micro_steps,
                                     .seq_len = sequence_length(config, next),
+                                    .average_weight = average_weight(config, run.length, next),
                                     .measure = norms_are_due(run),
                                     .measure_first = noise_scale_is_due(run),
                                     .update = run.state.progress.updates + 1,

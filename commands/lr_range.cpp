@@ -82,6 +82,7 @@ Config config_of_test(Config config, const RangeTest& test) {
     config.train.max_steps = test.steps;
     config.train.max_epochs = config.train.max_minutes = 0;
     config.train.batch_ramp.clear(), config.train.seq_ramp.clear();
+    config.average.kind = AverageKind::none;
     config.train.on_spike = OnSpike::stop;  // which prints nothing
     config.schedule = {.name = LrSchedule::constant, .warmup_steps = 0};
     config.checkpoint.asynchronous = false;

@@ -8,6 +8,7 @@ MATRICES, UPDATE, GPT = "model/matrices.cpp", "model/update.cpp", "model/gpt.cpp
 MUON, OWNERS = "test_cpu: *Muon*", "test_cpu: every matrix has an owner*"
 MUON_RANKS = "program: test_ranks.Ranks.test_muon_has_the_same_bits_for_any_number_of_ranks_at_every_stage"
 NORMUON_RANKS = "program: test_ranks.Ranks.test_normuon_has_the_same_bits_for_any_number_of_ranks"
+AVERAGE = "program: test_average"
 LAYERS = "test_cpu: 20 steps of LAMB*"
 LAMB_RANKS = "program: test_ranks.Ranks.test_lamb_and_lars_have_the_same_bits_for_any_number_of_ranks"
 
@@ -149,6 +150,19 @@ FAULTS = [
      "if (s.options.ranks > 99) wait(all_reduce_sum(trust.sums", LAMB_RANKS),
     (UPDATE, "the norms of the last step are added", ".count = 4 * trust.n_sums, .value = 0}",
      ".count = 0, .value = 0}", LAMB_RANKS),
+    # ---- averages of the weights
+    (UPDATE, "the average keeps the weight of the masters", ".alpha = float(1 - s.average_weight)",
+     ".alpha = float(s.average_weight)", "test_cpu: the average has*"),
+    (GPT, "a swap loses the masters", "ops::cast({.out = s.average, .inp = s.own_grad, .count = count}, s.stream);",
+     "ops::cast({.out = s.average, .inp = s.master, .count = count}, s.stream);", "test_cpu: swap_average*"),
+    ("training/evaluation.cpp", "training continues from the average",
+     "        swap_average(run);\n        return true;", "        return true;", AVERAGE),
+    ("training/evaluation.cpp", "validation uses the last weights", "    if (run.gpt.options().averages) run",
+     "    if (false) run", AVERAGE),
+    ("training/models/model_io.cpp", "commands use the last weights", "tensor.name.find('.'), \"average\");",
+     "tensor.name.find('.'), \"master\");", AVERAGE),
+    ("runtime/config/schedule.cpp", "a tail begins one step late", "step - (length.end_step - tail));",
+     "step - 1 - (length.end_step - tail));", "test_cpu: the weights of averages"),
     ("training/divergence.cpp", "a rollback keeps the optimizer's state", "checkpoint.load(run.gpt.state_tensors());",
      "checkpoint.load(run.gpt.master_tensors());",
      "program: test_divergence.Divergence.test_a_rollback_equals_a_start_from_that_checkpoint_at_later_data"),

@@ -95,9 +95,10 @@ std::vector<NamedTensor> name_tensors(const GptState& s, const std::string& pref
     return named;
 }
 
-// Names the master weights, then each array of optimizer state with elements of parameters.
+// Names the master weights, their average, and each array of optimizer state with elements of parameters.
 std::vector<NamedTensor> name_state(const GptState& s, bool once) {
     std::vector<NamedTensor> named = name_tensors(s, "master", s.master, once);
+    if (s.average) std::ranges::move(name_tensors(s, "average", s.average, once), std::back_inserter(named));
     for (const RuleState& rule : s.update.rules)
         for (size_t slot = 0; slot < rule.slots.size(); slot++)
             for (size_t i = 0; i < s.layout.tensors.size(); i++) {
@@ -186,6 +187,7 @@ void Gpt::begin_step(const StepSettings& settings) {
     require(s.options.seq_len % s.seq_len == 0 && s.options.seq_len / s.seq_len <= s.options.max_parts,
             "begin_step: sequences of %d tokens must be %d tokens split into at most %d parts", s.seq_len,
             s.options.seq_len, s.options.max_parts);
+    s.average_weight = settings.average_weight;
     s.micro_steps_done = 0;
     s.measure = settings.measure;
     s.measure_first = settings.measure_first;
@@ -462,4 +464,14 @@ void Gpt::masters_changed() {
         ops::cast({.out = s.own_param, .inp = s.master, .count = owned_elements(s)}, s.stream);
     gather_params(s);
     synchronize(s.stream);
+}
+
+void Gpt::swap_average() {
+    GptState& s = *state_;
+    require(s.average, "swap_average: the model keeps no average");
+    const size_t count = owned_elements(s);
+    ops::cast({.out = s.own_grad, .inp = s.master, .count = count}, s.stream);
+    ops::cast({.out = s.master, .inp = s.average, .count = count}, s.stream);
+    ops::cast({.out = s.average, .inp = s.own_grad, .count = count}, s.stream);
+    masters_changed();
 }

@@ -27,6 +27,7 @@ struct StepSettings {
     // Tokens per sequence: a divisor of options.seq_len, whose sequences are split into at most options.max_parts; 0:
     // options.seq_len.
     int seq_len = 0;
+    double average_weight = 1;   // of the masters after the update in their average, with options.averages
     bool measure = false;        // whether the step's result has tensor_norms and residual_rms
     bool measure_first = false;  // whether first_norm_squared() measures the step's first micro-step
     int64_t update = 1;          // number of this update from 1, without skipped steps: t in the optimizers' formulas
@@ -97,8 +98,8 @@ public:
     // Sums the values over all ranks.
     void sum_over_ranks(std::span<double> values);
 
-    // This rank's part of the master weights and optimizer state, by name. After writing masters from outside, call
-    // masters_changed() on all ranks.
+    // This rank's part of the master weights, their average and the optimizer state, by name. After writing masters
+    // from outside, call masters_changed() on all ranks.
     std::vector<NamedTensor> state_tensors() const;
     std::vector<NamedTensor> master_tensors() const;
     // The same with each element on one rank only, as saved in a checkpoint.
@@ -109,6 +110,9 @@ public:
     std::vector<NamedTensor> replicated_tensors() const;
     std::vector<NamedTensor> gradient_tensors() const;  // "grad.NAME", as summed by end_step()
     void masters_changed();
+    // Collective. Exchanges the masters and their average, with options().averages, and uses the gradients' memory. So
+    // an evaluation between two calls uses the average.
+    void swap_average();
 
     // Only model/ uses it.
     GptState& state() { return *state_; }

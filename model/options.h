@@ -15,6 +15,7 @@ struct GptOptions {
     Dtype precision = Dtype::fp32;
     Recompute recompute = Recompute::none;
     OptimizerSettings optimizer;
+    bool averages = false;       // keep an average of the masters, see StepSettings::average_weight
     double dropout = 0;          // probability of dropping an element in training, below 1; see DropoutSite
     uint64_t dropout_seed = 0;   // seed of the dropout masks
     float z_loss = 0;            // factor of the squared log-sum-exp in the objective

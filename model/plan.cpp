@@ -34,7 +34,8 @@ size_t saved_bytes(const GptOptions& options) {
     const UpdateLayout update = lay_out_update(options, layout);
     size_t elements = 0;
     for (size_t i = 0; i < layout.tensors.size(); i++)
-        elements += part_of(layout, layout.tensors[i], options.rank).count * (1 + update.row_of(i).slots.size());
+        elements += part_of(layout, layout.tensors[i], options.rank).count *
+                    (1 + options.averages + update.row_of(i).slots.size());
     for (const Matrix& matrix : lay_out_matrices(layout))
         for (const MatrixSlot& slot : update.row_of(size_t(matrix.tensor)).matrix_slots)
             if (matrix.owner == options.rank) elements += slot_elements(slot, matrix);

@@ -46,6 +46,7 @@ struct GptState {
 
     float* master = nullptr;     // owned, flat FP32 parameters
     View own_param;              // owned, compute copy; the master itself in fp32
+    float* average = nullptr;    // owned, of the masters; null without options.averages
     float* own_grad = nullptr;   // owned, read by the update
     View param;                  // flat, whole; null if slots replace it
     float* grad = nullptr;       // flat, whole; null if slots replace it
@@ -86,6 +87,7 @@ struct GptState {
     void* scratch = nullptr;                       // as large as the largest op needs
     void* comm_scratch = nullptr;                  // the same for collectives
     int micro_steps = 0, seq_len = 0;              // this step's
+    double average_weight = 1;                     // this step's
     int micro_steps_done = 0;                      // since begin_step()
     float host_loss_scale = 1;                     // this step's, as in loss_scale
     bool measure = false;                          // this step's norms are requested

@@ -289,5 +289,13 @@ void update(GptState& s) {
         run(s.stream, ops::elementwise_update, op, note_of_rule(s, rule));
     }
     finish_matrices(s, directions);
+    if (s.average)
+        run(s.stream, ops::scaled_add,
+            {.out = s.average,
+             .a = s.average,
+             .b = s.master,
+             .count = owned_elements(s),
+             .alpha = float(1 - s.average_weight),
+             .beta = float(s.average_weight)});
     s.update_time.stop(s.stream);
 }

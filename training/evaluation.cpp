@@ -75,6 +75,11 @@ void show_sample(TrainingRun& run) {
 
 }  // namespace
 
+// Exchanges the weights and their average, if the run keeps one.
+static void swap_average(TrainingRun& run) {
+    if (run.gpt.options().averages) run.gpt.swap_average();
+}
+
 bool evaluate_if_due(TrainingRun& run, bool must_stop) {
     TrainState::Progress& progress = run.state.progress;
     const int every_steps = run.config.eval.every_steps;
@@ -82,12 +87,16 @@ bool evaluate_if_due(TrainingRun& run, bool must_stop) {
     const bool samples = run.dataset.tokenizer && is_due(run.state.step, run.config.sample.every_steps);
     const BestValidation best_before = progress.best;
     try {
-        if (must_stop && (asks || samples)) throw Stopped();
+        if (!asks && !samples) return true;
+        swap_average(run);
+        if (must_stop) throw Stopped();
         if (asks && run.val_loader) validate(run);
         if (asks && !run.questions.empty()) ask_questions(run);
         if (samples) show_sample(run);
+        swap_average(run);
         return true;
     } catch (const Stopped&) {
+        swap_average(run);
         progress.best = best_before;
         progress.evaluation_is_due = true;
         return false;

@@ -87,6 +87,11 @@ void check_end(const Config& c, Check& check) {
         format("schedule.warmup_steps (%d) plus the cooldown (schedule.cooldown_fraction %g of train.max_steps, %d "
                "steps) must not exceed train.max_steps (%d)",
                warmup, c.schedule.cooldown_fraction, cooldown, steps));
+    check.that(
+        c.average.kind != AverageKind::tail || steps > 0 || c.train.max_epochs > 0 || schedule == LrSchedule::wsd,
+        format("average.kind \"tail\" needs train.max_steps, train.max_epochs or schedule.name \"wsd\", is \"%s\": "
+               "without them the number of steps is unknown before the end",
+               name_of(schedule)));
     const bool validates = !c.data.val.empty() && c.eval.every_steps > 0;
     for (const auto& [is_set, key] :
          {std::pair(c.eval.patience > 0, "eval.patience"), std::pair(c.checkpoint.keep_best, "checkpoint.keep_best")})

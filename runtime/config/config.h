@@ -25,6 +25,10 @@ inline constexpr int kMaxSteps = 1'000'000'000;  // of a run
 enum class LrSchedule : int { cosine, linear, wsd, constant, cyclic };
 constexpr auto names_of(LrSchedule) { return std::array{"cosine", "linear", "wsd", "constant", "cyclic"}; }
 
+// The average of the weights that evaluations, samples and exports use in place of the last weights.
+enum class AverageKind : int { none, exponential, tail };
+constexpr auto names_of(AverageKind) { return std::array{"none", "exponential", "tail"}; }
+
 // The actions after a loss spike and after too many non-finite gradients: see DivergenceState.
 enum class OnSpike : int { warn, rollback, stop };
 constexpr auto names_of(OnSpike) { return std::array{"warn", "rollback", "stop"}; }
@@ -101,8 +105,15 @@ struct Config {
         int warmup_steps = 700;
         double final_lr_fraction = 0.1;
         double cooldown_fraction = 0.2;  // wsd only: fraction of all steps
+        double cooldown_power = 0.5;     // wsd only
         int cycle_steps = 1000;          // cyclic only
     } schedule;
+
+    struct Average {
+        AverageKind kind = AverageKind::none;
+        double decay = 0.999;        // exponential only: per step
+        double tail_fraction = 0.1;  // tail only: fraction of all steps
+    } average;
 
     struct LossScale {
         bool dynamic = false;

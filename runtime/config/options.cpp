@@ -216,7 +216,16 @@ std::vector<Option> training_options(Config& c) {
          "learning rate of the last step as a fraction of optim.learning_rate; cyclic: the minimum"},
         {"schedule.cooldown_fraction", &c.schedule.cooldown_fraction, between(0, 1),
          "wsd: length of the cooldown as a fraction of all steps, at least one step"},
+        {"schedule.cooldown_power", &c.schedule.cooldown_power, between(0.01, 100),
+         "wsd: the cooldown's rate falls with this power of its progress; 1: linearly"},
         {"schedule.cycle_steps", &c.schedule.cycle_steps, between(2, kMaxSteps), "cyclic: steps from peak to peak"},
+
+        {"average.kind", &c.average.kind, kAnything,
+         "average of the weights, which evaluations, samples and exports use. exponential: of all steps, with decay; "
+         "tail: the mean of the last steps"},
+        {"average.decay", &c.average.decay, between(0, kAlmost1), "exponential: weight of the previous average"},
+        {"average.tail_fraction", &c.average.tail_fraction, between(0, 1),
+         "tail: length as a fraction of all steps, at least one step"},
 
         {"loss_scale.dynamic", &c.loss_scale.dynamic, kAnything, "use dynamic loss scaling, for fp16"},
         {"loss_scale.fixed", &c.loss_scale.fixed, between(1e-9, 1e18), "loss scale if not dynamic"},

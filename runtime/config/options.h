@@ -28,8 +28,9 @@ enum class Effect { result, none };
 struct Option {
     const char* key;  // "section.name"
     std::variant<bool*, int*, int64_t*, uint64_t*, double*, std::string*, DataParts*, TensorGroups*, Ramp*, Dtype*,
-                 Recompute*, OptimizerKind*, MuonIteration*, MuonScale*, LrSchedule*, OnSpike*, OnNonFinite*,
-                 ModelFamily*, ActivationFunction*, NormKind*, PositionKind*, RopeScaling*, AttentionBias*, QkNorm*>
+                 Recompute*, OptimizerKind*, MuonIteration*, MuonScale*, LrSchedule*, AverageKind*, OnSpike*,
+                 OnNonFinite*, ModelFamily*, ActivationFunction*, NormKind*, PositionKind*, RopeScaling*,
+                 AttentionBias*, QkNorm*>
         value;
     Allowed allowed;
     std::string help;

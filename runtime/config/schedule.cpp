@@ -88,7 +88,9 @@ double learning_rate(const Config& config, const RunLength& length, int step) {
         case LrSchedule::wsd: {
             const int cooled = is_cooling ? step - length.cooldown_begin : 0;
             const int cooldown = length.end_step - length.cooldown_begin;
-            return cooled == 0 ? lr : rate_at(1 - std::sqrt(double(cooled) / cooldown), warm(length.cooldown_begin));
+            if (cooled == 0) return lr;
+            const double q = double(cooled) / cooldown, power = schedule.cooldown_power;
+            return rate_at(1 - (power == 0.5 ? std::sqrt(q) : std::pow(q, power)), warm(length.cooldown_begin));
         }
         case LrSchedule::constant: break;
         case LrSchedule::cyclic: {
@@ -97,4 +99,11 @@ double learning_rate(const Config& config, const RunLength& length, int step) {
         }
     }
     return lr;
+}
+
+double average_weight(const Config& config, const RunLength& length, int step) {
+    const Config::Average& average = config.average;
+    if (average.kind == AverageKind::exponential) return step == 1 ? 1 : 1 - average.decay;
+    const int tail = std::max(1, int(std::lround(average.tail_fraction * length.end_step)));
+    return length.end_step == 0 ? 1 : 1.0 / std::max(1, step - (length.end_step - tail));
 }

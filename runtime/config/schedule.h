@@ -33,7 +33,8 @@ int expected_end(const Config& config, const RunLength& length, int step, double
 //   cosine    final + (lr - final) (1 + cos(pi p)) / 2             (Loshchilov, Hutter, arXiv 1608.03983, eq. 5)
 //   linear    final + (lr - final) (1 - p)
 //   wsd       lr until cooldown_begin, then, with q rising from 0 to 1 at end_step,
-//             final + (lr - final) (1 - sqrt(q))                   (Haegele et al., arXiv 2405.18392, section 3);
+//             final + (lr - final) (1 - q^cooldown_power)          (Haegele et al., arXiv 2405.18392, section 3:
+//             1 - sqrt(q));
 //             if train.max_minutes ends the warm-up early, the rate reached by then replaces lr
 //   constant  lr
 //   cyclic    a triangle: from lr to final and back to lr every cycle_steps (Smith, arXiv 1506.01186, section 3)
@@ -42,3 +43,10 @@ double learning_rate(const Config& config, const RunLength& length, int step);
 
 // The steps of wsd's cooldown in a run of `steps` steps: cooldown_fraction of them, rounded, at least 1.
 int cooldown_steps(const Config& config, int steps);
+
+// The weight of the masters after `step` (from 1) in the average of weights; the average before has the rest.
+//   exponential  1 in the first step, then 1 - average.decay
+//   tail         1 / (number of the step in the tail), the last average.tail_fraction of all steps; before it, or as
+//   long
+//                as end_step is 0, 1
+double average_weight(const Config& config, const RunLength& length, int step);

@@ -71,6 +71,9 @@ class Resume(TrainerTest):
         self.check_every_cut([1, 7, 19], optim_name="sgd", train_precision="bf16", train_recompute="block",
                              model_dropout=0.2)
 
+    def test_resume_of_an_average(self):
+        self.check_every_cut([7, 19], average_kind="tail", average_tail_fraction=0.5)
+
     def test_resume_of_each_optimizer(self):
         for optimizer in ("adam", "lion", "rmsprop", "adagrad", "lamb", "lars", "muon", "normuon"):
             with self.subTest(optimizer=optimizer):

@@ -28,7 +28,7 @@ TINY = {
     "checkpoint": {"every_steps": 0},
     "eval": {"every_steps": 0, "batches": 0},
 }
-OTHER_SECTIONS = ["sample", "log", "loss_scale", "parallel"]
+OTHER_SECTIONS = ["average", "sample", "log", "loss_scale", "parallel"]
 ENVIRONMENT = {**os.environ, "OMP_WAIT_POLICY": "passive"}  # faster if other programs run; changes no bit
 # For Popen: a process group leader, which Ctrl-C reaches; background processes may ignore SIGINT.
 FROM_TERMINAL = {"start_new_session": True, "preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)}

@@ -24,6 +24,7 @@ GptOptions gpt_options(const Config& config, int rank, int ranks) {
                        .precision = config.train.precision,
                        .recompute = config.train.recompute,
                        .optimizer = config.optim,
+                       .averages = config.average.kind != AverageKind::none,
                        .dropout = config.model.dropout,
                        .dropout_seed = config.run.seed,
                        .z_loss = float(config.model.z_loss),
@@ -157,6 +158,18 @@ static void check_weights_are_finite(const Gpt& gpt, const std::string& path) {
         }
 }
 
+static Config config_of(const Checkpoint& checkpoint) {
+    return parse_config(checkpoint.manifest().info.config, checkpoint.directory() + "/MANIFEST.json");
+}
+
+// Loads the weights of a checkpoint: the average if it has one.
+static void load_weights(Gpt& gpt, const Checkpoint& checkpoint) {
+    std::vector<NamedTensor> weights = gpt.master_tensors();
+    if (config_of(checkpoint).average.kind != AverageKind::none)
+        for (NamedTensor& tensor : weights) tensor.name.replace(0, tensor.name.find('.'), "average");
+    checkpoint.load(weights, OtherTensors::ignore);
+}
+
 void load_initial_weights(Gpt& gpt, const Config::Model& model, const std::string& path) {
     if (!directory_exists(path)) {
         check_llmc_parts(model, path);
@@ -164,7 +177,7 @@ void load_initial_weights(Gpt& gpt, const Config::Model& model, const std::strin
     } else if (is_huggingface(path)) {
         import_huggingface(gpt, path, model);
     } else {
-        open_checkpoint(path).load(gpt.master_tensors(), OtherTensors::ignore);
+        load_weights(gpt, open_checkpoint(path));
     }
     check_weights_are_finite(gpt, path);
 }
@@ -186,10 +199,6 @@ Config config_of_weights(const std::string& path) {
     config.eval.stride = 0;
     check_config(config, path, 1);
     return config;
-}
-
-static Config config_of(const Checkpoint& checkpoint) {
-    return parse_config(checkpoint.manifest().info.config, checkpoint.directory() + "/MANIFEST.json");
 }
 
 ModelSource::ModelSource(const std::string& from)
@@ -236,7 +245,7 @@ LoadedModel load_model(const ModelSource& source, int batch, const Comm& comm, c
     options.zero_stage = 0;
     Gpt gpt(options, comm);
     if (source.checkpoint)
-        source.checkpoint->load(gpt.master_tensors(), OtherTensors::ignore);
+        load_weights(gpt, *source.checkpoint);
     else
         load_initial_weights(gpt, config.model, source.path);
     gpt.masters_changed();

@@ -32,8 +32,9 @@ std::vector<WeightedGlob> training_data(const Config& config);
 double flops_of_token(const GptOptions& options, int seq_len);
 
 // Loads the weights of `gpt` (described by `model`) from a Hugging Face directory, an llm.c model file, a checkpoint or
-// the newest checkpoint of a run: model.init_from. Fails with Exit::data, naming file and tensor, unless `path` holds
-// exactly this model's weights and all are finite; with Exit::config if its sizes or parts differ.
+// the newest checkpoint of a run: model.init_from. A checkpoint's average of the weights takes precedence. Fails with
+// Exit::data, naming file and tensor, unless `path` holds exactly this model's weights and all are finite; with
+// Exit::config if its sizes or parts differ.
 void load_initial_weights(Gpt& gpt, const Config::Model& model, const std::string& path);
 
 // Fails with Exit::config if the vocabulary or tokenizer of model.init_from differs from the data's, as the weights

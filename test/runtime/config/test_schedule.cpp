@@ -87,6 +87,11 @@ TEST_CASE("cosine, linear and wsd follow their formulas in between", "[schedule]
     for (int step = 20; step <= 64; step++) CHECK(learning_rate(wsd, step) == kPeak);
     CHECK(is_near(learning_rate(wsd, 65), kFinal + (kPeak - kFinal) * (1 - 1.0 / 6)));  // sqrt(1/36)
     CHECK(is_near(learning_rate(wsd, 73), kFinal + (kPeak - kFinal) * 0.5));            // sqrt(9/36)
+    wsd.schedule.cooldown_power = 1;
+    CHECK(is_near(learning_rate(wsd, 73), kFinal + (kPeak - kFinal) * 0.75));
+    wsd.schedule.cooldown_power = 2;
+    CHECK(is_near(learning_rate(wsd, 82), kFinal + (kPeak - kFinal) * 0.75));
+    CHECK(learning_rate(wsd, 100) == kFinal);
     wsd.schedule.cooldown_fraction = 0;
     CHECK(cooldown_steps(wsd, 100) == 1);
     CHECK(learning_rate(wsd, 99) == kPeak);
