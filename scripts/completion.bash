@@ -26,7 +26,7 @@ _train_gpt() {
     local typed=${line##*[[:space:]]} before='' words word program commands command=() candidates
     read -ra words <<< "${line%"$typed"}"
     program=${words[0]/#\~/$HOME}
-    commands=$("$program" --help 2> /dev/null | sed '1,/^Subcommands:/d; s/^  \([a-z]*\) .*/\1/')
+    commands=$("$program" --help 2> /dev/null | sed '1,/^Subcommands:/d; s/^  \([a-z-]*\) .*/\1/')
     for word in "${words[@]:1}"; do
         if grep -qxFe "$word" <<< "$commands"; then
             command=("$word")

@@ -46,7 +46,7 @@ class Completion(TrainerTest):
 
     def test_every_command_option_and_key(self):
         overview = printed("--help")
-        commands = re.findall(r"^  (\w+) ", overview[overview.index("Subcommands:"):], re.M)
+        commands = re.findall(r"^  ([\w-]+) ", overview[overview.index("Subcommands:"):], re.M)
         self.assertGreater(len(commands), 6)
         self.assertEqual(self.offered(""), commands)
         for command in ("", *(f"{name} " for name in commands)):
