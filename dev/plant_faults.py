@@ -104,6 +104,8 @@ def run(tree, command):
                                 check=False)
     except subprocess.TimeoutExpired:
         return f"no end within {SECONDS} s"
+    if "No test cases matched" in result.stdout:
+        sys.exit(f"{' '.join(command)}: no test has such a name")
     if result.returncode == 0:
         return None
     said = result.stdout + result.stderr

@@ -239,12 +239,13 @@ template <class Out, class In> struct Normalization {
 
 }  // namespace
 
-// Squares of 1e30 and 1e-30 are outside float's range; a norm of numbers near 1e-30 is less than eps.
+// Squares of 1e30 and 1e-30 are outside float's range. The norm of numbers near 1e-30 is less than eps, and the norm of
+// numbers near 1e-8 is about eps.
 TEMPLATE_TEST_CASE("frobenius_normalize", "[ops]", float, bf16, fp16) {
     for_types([&]<class In>() {
         INFO("inp " << name_of(dtype_of<In>));
         for (const size_t count : {1, 39, 8192, 8197, 10'000, 100'003})
-            for (const double width : {1.0, 1e30, 1e-30, 0.0}) {
+            for (const double width : {1.0, 1e30, 1e-8, 1e-30, 0.0}) {
                 if (width == 1e30 && std::is_same_v<In, fp16>) continue;
                 INFO("count " << count << ", width " << width);
                 Normalization<TestType, In>(random_values(count, 1, width), 1e-7f, count % 2 == 1, count % 3 == 1)
