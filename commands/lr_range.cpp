@@ -42,9 +42,10 @@ int RangeTest::lowest_step() const {
 
 int RangeTest::steepest_step() const {
     const std::vector<double> means = smoothed();
+    const int lowest = lowest_step();
     int steepest = 0;
     double steepest_change = 0;
-    for (int i = 1; i + 1 < lowest_step(); i++) {
+    for (int i = 1; i + 1 < lowest; i++) {
         const double change = means[size_t(i) + 1] - means[size_t(i) - 1];
         if (change < steepest_change) steepest_change = change, steepest = i + 1;
     }

@@ -86,10 +86,11 @@ bool evaluate_if_due(TrainingRun& run, bool must_stop) {
     const bool asks = is_due(run.state.step, every_steps) || (run.is_complete() && every_steps > 0);
     const bool samples = run.dataset.tokenizer && is_due(run.state.step, run.config.sample.every_steps);
     const BestValidation best_before = progress.best;
+    if (!asks && !samples) return true;
+    progress.evaluation_is_due |= must_stop;
+    if (must_stop) return false;
+    swap_average(run);
     try {
-        if (!asks && !samples) return true;
-        swap_average(run);
-        if (must_stop) throw Stopped();
         if (asks && run.val_loader) validate(run);
         if (asks && !run.questions.empty()) ask_questions(run);
         if (samples) show_sample(run);

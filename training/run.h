@@ -32,7 +32,8 @@ struct TrainingRun {
     Gpt gpt;
     std::shared_ptr<RunLog> log;  // on rank 0; the thread of a save may still sync it when the run ends
     TrainingProgress& progress;
-    double peak_flops_per_s;  // of all ranks' GPUs; 0: unknown
+    std::pair<int, double> token_flops = {};  // sequence length and FLOPs per token of the last step
+    double peak_flops_per_s;                  // of all ranks' GPUs; 0: unknown
     RunLength length;
     double start_ms;         // time when an uninterrupted run would have started
     bool must_keep = false;  // a checkpoint is due regardless of the interval: for a decision or the best weights

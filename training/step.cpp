@@ -108,7 +108,8 @@ StepEnd finish_step(TrainingRun& run, const StepTimer& timer, const GpuReading& 
     const int step = run.state.step + 1;
     const double tokens = double(batch_tokens(config, step)), step_ms = now_ms() - timer.start_ms;
     const double tokens_per_s = tokens / step_ms * 1000.0;
-    const double token_flops = flops_of_token(run.gpt.options(), sequence_length(config, step));
+    const int seq_len = sequence_length(config, step);
+    if (run.token_flops.first != seq_len) run.token_flops = {seq_len, flops_of_token(run.gpt.options(), seq_len)};
     const double power_w = result.votes[kPower];
     const TrainRecord record{.step = step,
                              .loss = result.loss_sum / tokens,
@@ -119,7 +120,7 @@ StepEnd finish_step(TrainingRun& run, const StepTimer& timer, const GpuReading& 
                              .epoch = double(run.train_loader.cursor()) / double(run.train_loader.windows()),
                              .step_ms = step_ms,
                              .tokens_per_s = tokens_per_s,
-                             .mfu = model_flops_utilization(token_flops, tokens_per_s, run.peak_flops_per_s),
+                             .mfu = model_flops_utilization(run.token_flops.second, tokens_per_s, run.peak_flops_per_s),
                              .data_ms = timer.data_ms,
                              .comm_ms = comm.waited_ms,
                              .optimizer_ms = result.update_ms,

@@ -5,8 +5,8 @@
 // sample s is sample i of one stream; the same formula applies to i with the windows and seed of that stream. A step of
 // k micro-batches on each of W ranks at cursor c reads the samples [c, c + k W batch): row b of micro-batch m on rank r
 // is sample c + (r k + m) batch + b. Each micro-batch advances the cursor by W batch. Between steps, the cursor is the
-// complete state of the loader; with a ramp
-// of k, the cursor and the number of the step.
+// complete state of the loader; with a ramp of k,
+// the cursor and the number of the step.
 #pragma once
 
 #include <condition_variable>

@@ -200,8 +200,7 @@ std::vector<Option> training_options(Config& c) {
          "muon, normuon: polynomials that orthogonalize a matrix"},
         {"optim.muon_scale", &c.optim.muon_scale, kAnything,
          "muon, normuon: scale of the update. adamw_rms: the size of AdamW's, so that the same learning rate fits; "
-         "shape: the "
-         "square root of rows / columns, at least 1"},
+         "shape: the square root of rows / columns, at least 1"},
         {"optim.muon_beta2", &c.optim.muon_beta2, between(0, kAlmost1),
          used_by(&S::muon_beta2, "decay rate of the second moment of rows")},
         {"optim.cautious_decay", &c.optim.cautious_decay, kAnything,

@@ -46,7 +46,6 @@ int cooldown_steps(const Config& config, int steps);
 
 // The weight of the masters after `step` (from 1) in the average of weights; the average before has the rest.
 //   exponential  1 in the first step, then 1 - average.decay
-//   tail         1 / (number of the step in the tail), the last average.tail_fraction of all steps; before it, or as
-//   long
-//                as end_step is 0, 1
+//   tail         1 / (number of the step in the tail), the last average.tail_fraction of all steps
+// Before the tail, and while end_step is 0, the weight is 1.
 double average_weight(const Config& config, const RunLength& length, int step);
