@@ -82,6 +82,7 @@ int main(int argc, char** argv) {
                 StepTimer timer(run);
                 run.gpt.begin_step({.loss_scale = run.state.progress.loss_scale.scale,
                                     .learning_rate = learning_rate(config, run.length, next),
+                                    .group_rates = group_rates(config, run.length, next),
                                     .micro_steps = micro_steps,
                                     .seq_len = sequence_length(config, next),
                                     .average_weight = average_weight(config, run.length, next),

@@ -177,8 +177,11 @@ void Gpt::begin_step(const StepSettings& settings) {
     copy_to_device(s.loss_scale, &s.host_loss_scale, sizeof(float), s.stream);
     std::vector<ops::UpdateScalars>& scalars = s.host_update_scalars;
     scalars.clear();
-    for (const UpdateGroup& group : s.update.groups)
-        scalars.push_back(update_scalars(s.options.optimizer, group, settings.learning_rate, settings.update));
+    for (const UpdateGroup& group : s.update.groups) {
+        const bool is_own = group.schedule >= 0 && !settings.group_rates.empty();
+        const double rate = is_own ? settings.group_rates[size_t(group.schedule)] : settings.learning_rate;
+        scalars.push_back(update_scalars(s.options.optimizer, group, rate, settings.update));
+    }
     copy_to_device(s.update_scalars, scalars.data(), scalars.size() * sizeof(ops::UpdateScalars), s.stream);
     const int most = s.options.micro_steps;
     s.micro_steps = settings.micro_steps > 0 ? settings.micro_steps : most;

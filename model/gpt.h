@@ -23,7 +23,8 @@
 struct StepSettings {
     float loss_scale = 1.0f;
     double learning_rate = 0;
-    int micro_steps = 0;  // of this step, at most options.micro_steps; 0: options.micro_steps
+    std::vector<double> group_rates = {};  // of each OptimizerSettings::groups, before lr_scale; empty: learning_rate
+    int micro_steps = 0;                   // of this step, at most options.micro_steps; 0: options.micro_steps
     // Tokens per sequence: a divisor of options.seq_len, whose sequences are split into at most options.max_parts; 0:
     // options.seq_len.
     int seq_len = 0;

@@ -14,6 +14,8 @@ struct TensorGroup {
     double lr_scale = 1;            // factor of the learning rate
     double weight_decay = -1;       // negative: OptimizerSettings::weight_decay, and 0 for vectors
     double beta1 = -1, beta2 = -1;  // negative: OptimizerSettings::beta1 and beta2
+    // Of the schedule; negative: as for tensors without a group. See learning_rate() in runtime/config/schedule.h.
+    double warmup_steps = -1, final_lr_fraction = -1, cooldown_power = -1;
     bool operator==(const TensorGroup&) const = default;
 };
 using TensorGroups = std::vector<TensorGroup>;

@@ -19,14 +19,20 @@ bool is_in(const TensorGroup& group, const Tensor& tensor) {
     return group.tensors == name_of(role) || fnmatch(group.tensors.c_str(), tensor.name.c_str(), 0) == 0;
 }
 
+bool has_schedule(const TensorGroup& group) {
+    return group.warmup_steps >= 0 || group.final_lr_fraction >= 0 || group.cooldown_power >= 0;
+}
+
 UpdateGroup group_of(const OptimizerSettings& settings, const Tensor& tensor) {
     const bool is_vector = tensor_table()[size_t(tensor.row)].role == TensorRole::vector;
     const bool is_matrix = tensor_table()[size_t(tensor.row)].role == TensorRole::matrix;
     const bool applies = is_matrix || !optimizer_row(settings.name).is_of_matrices();
     UpdateGroup result{.rule = applies ? settings.name : settings.scalar_name,
                        .weight_decay = is_vector ? 0 : settings.weight_decay};
-    for (const TensorGroup& group : settings.groups) {
+    for (size_t number = 0; number < settings.groups.size(); number++) {
+        const TensorGroup& group = settings.groups[number];
         if (!is_in(group, tensor)) continue;
+        result.schedule = has_schedule(group) ? int(number) : -1;
         result.lr_scale = group.lr_scale;
         if (group.weight_decay >= 0) result.weight_decay = group.weight_decay;
         result.beta1 = group.beta1, result.beta2 = group.beta2;

@@ -12,6 +12,7 @@ struct UpdateGroup {
     double weight_decay;
     double lr_scale = 1;
     double beta1 = -1, beta2 = -1;  // negative: the optimizer's
+    int schedule = -1;              // in OptimizerSettings::groups; -1: the schedule of tensors without a group
     bool operator==(const UpdateGroup&) const = default;
 };
 
@@ -67,7 +68,7 @@ TensorPart owned_part(const GptOptions& options, const TensorLayout& layout, con
 std::vector<ops::Chunk> update_chunks(const GptOptions& options, const TensorLayout& layout, UpdateLayout& update,
                                       const std::vector<ops::Chunk>& chunks);
 
-// Returns the scalars of a group in the step of update `t`, from 1.
+// Returns the scalars of a group in the step of update `t`, from 1. learning_rate: before the group's lr_scale.
 ops::UpdateScalars update_scalars(const OptimizerSettings& settings, const UpdateGroup& group, double learning_rate,
                                   int64_t t);
 

@@ -14,7 +14,7 @@ using Json = nlohmann::ordered_json;
 constexpr double kMaxInt = std::numeric_limits<int>::max();
 constexpr size_t kLongestText = 4096;  // bytes of a text
 constexpr size_t kMaxListed = 256;     // items of a list
-constexpr double kMaxWeight = 1e6, kMaxRate = 1000;
+constexpr double kMaxWeight = 1e6, kMaxRate = 1000, kMinPower = 0.01, kMaxPower = 100;
 constexpr double kAlmost1 = 0.999999;  // also below 1 as a float: at 1 a moving average would never change
 
 // System calls end a path at the first NUL.
@@ -38,7 +38,24 @@ std::optional<DataParts> data_parts(const Json& json) {
     return parts;
 }
 
-// Accepts a list of objects with the key "tensors" and others of TensorGroup.
+// A number of a group. A group without the key has its default or, if that is negative, the setting of other tensors.
+struct GroupKey {
+    const char* name;
+    double TensorGroup::*member;
+    double least, most;
+    bool is_integer() const { return most == kMaxSteps; }
+};
+constexpr GroupKey kGroupKeys[] = {
+    {"lr_scale", &TensorGroup::lr_scale, 0, kMaxRate},
+    {"weight_decay", &TensorGroup::weight_decay, 0, kMaxRate},
+    {"beta1", &TensorGroup::beta1, 0, kAlmost1},
+    {"beta2", &TensorGroup::beta2, 0, kAlmost1},
+    {"warmup_steps", &TensorGroup::warmup_steps, 0, kMaxSteps},
+    {"final_lr_fraction", &TensorGroup::final_lr_fraction, 0, 1},
+    {"cooldown_power", &TensorGroup::cooldown_power, kMinPower, kMaxPower},
+};
+
+// Accepts a list of objects with the key "tensors" and others of kGroupKeys.
 std::optional<TensorGroups> tensor_groups(const Json& json) {
     if (!json.is_array() || json.size() > kMaxListed) return std::nullopt;
     TensorGroups groups;
@@ -47,14 +64,11 @@ std::optional<TensorGroups> tensor_groups(const Json& json) {
         TensorGroup& group = groups.emplace_back(TensorGroup{.tensors = item["tensors"]});
         for (const auto& [name, value] : item.items()) {
             if (name == "tensors") continue;
-            double* setting = name == "lr_scale"       ? &group.lr_scale
-                              : name == "weight_decay" ? &group.weight_decay
-                              : name == "beta1"        ? &group.beta1
-                              : name == "beta2"        ? &group.beta2
-                                                       : nullptr;
-            const double most = name.starts_with("beta") ? kAlmost1 : kMaxRate;
-            if (!setting || !value.is_number() || !(value >= 0) || !(value <= most)) return std::nullopt;
-            *setting = value;
+            const auto key = std::ranges::find(kGroupKeys, name, &GroupKey::name);
+            if (key == std::end(kGroupKeys) || !value.is_number()) return std::nullopt;
+            if (!(value >= key->least) || !(value <= key->most)) return std::nullopt;
+            if (key->is_integer() && !value.is_number_integer()) return std::nullopt;
+            group.*(key->member) = value;
         }
     }
     return groups;
@@ -79,10 +93,14 @@ std::optional<Ramp> ramp(const Json& json, const Allowed& allowed) {
 Json json_of(const TensorGroups& groups) {
     Json list = Json::array();
     for (const TensorGroup& group : groups) {
-        Json item = {{"tensors", group.tensors}, {"lr_scale", group.lr_scale}};
-        for (const auto& [name, value] :
-             {std::pair("weight_decay", group.weight_decay), {"beta1", group.beta1}, {"beta2", group.beta2}})
-            if (value >= 0) item[name] = value;
+        Json item = {{"tensors", group.tensors}};
+        for (const GroupKey& key : kGroupKeys) {
+            const double value = group.*key.member;
+            if (key.is_integer() && value >= 0)
+                item[key.name] = int64_t(value);
+            else if (value >= 0)
+                item[key.name] = value;
+        }
         list.push_back(item);
     }
     return list;
@@ -206,8 +224,8 @@ std::vector<Option> training_options(Config& c) {
         {"optim.cautious_decay", &c.optim.cautious_decay, kAnything,
          "muon, normuon: weight decay only of weights that the update also moves towards 0"},
         {"optim.groups", &c.optim.groups, kAnything,
-         "tensors with another learning rate (times lr_scale), weight decay or decay rates of moments; a later group "
-         "overrides an earlier one"},
+         "tensors with another learning rate (times lr_scale), schedule, weight decay or decay rates of moments; a "
+         "later group overrides an earlier one"},
 
         {"schedule.name", &c.schedule.name, kAnything, "learning rate schedule after the warm-up"},
         {"schedule.warmup_steps", &c.schedule.warmup_steps, kStepsOr0, "steps of linear warm-up"},
@@ -215,7 +233,7 @@ std::vector<Option> training_options(Config& c) {
          "learning rate of the last step as a fraction of optim.learning_rate; cyclic: the minimum"},
         {"schedule.cooldown_fraction", &c.schedule.cooldown_fraction, between(0, 1),
          "wsd: length of the cooldown as a fraction of all steps, at least one step"},
-        {"schedule.cooldown_power", &c.schedule.cooldown_power, between(0.01, 100),
+        {"schedule.cooldown_power", &c.schedule.cooldown_power, between(kMinPower, kMaxPower),
          "wsd: the cooldown's rate falls with this power of its progress; 1: linearly"},
         {"schedule.cycle_steps", &c.schedule.cycle_steps, between(2, kMaxSteps), "cyclic: steps from peak to peak"},
 
@@ -353,6 +371,14 @@ Json option_value(const Option& option) {
     return std::visit(read, option.value);
 }
 
+std::string group_keys_text() {
+    std::string text;
+    for (const GroupKey& key : kGroupKeys)
+        text += format(", \"%s\": %s in [%g, %.10g]", key.name, key.is_integer() ? "an integer" : "a number", key.least,
+                       key.most);
+    return text;
+}
+
 std::string allowed_values(const Option& option) {
     auto describe = [&]<class T>(const T*) -> std::string {
         const Allowed& allowed = option.allowed;
@@ -361,10 +387,8 @@ std::string allowed_values(const Option& option) {
         else if constexpr (std::is_same_v<T, uint64_t>)
             return "an integer from 0 to 18446744073709551615";
         else if constexpr (std::is_same_v<T, TensorGroups>)
-            return format(
-                "a list of up to %zu {\"tensors\": a role (%s) or a pattern of tensor names, \"lr_scale\" and "
-                "\"weight_decay\": numbers in [0, %.10g], \"beta1\" and \"beta2\": numbers in [0, %.10g]}",
-                kMaxListed, choice_names<TensorRole>().c_str(), kMaxRate, kAlmost1);
+            return format("a list of up to %zu {\"tensors\": a role (%s) or a pattern of tensor names%s}", kMaxListed,
+                          choice_names<TensorRole>().c_str(), group_keys_text().c_str());
         else if constexpr (std::is_same_v<T, Ramp>)
             return format(
                 "a list of up to %zu {\"until_step\": an integer in [1, %d], \"%s\": an integer in [%.10g, "

@@ -71,8 +71,11 @@ int expected_end(const Config& config, const RunLength& length, int step, double
     return length.end_step == 0 ? int(in_time) : std::min(length.end_step, int(in_time));
 }
 
-double learning_rate(const Config& config, const RunLength& length, int step) {
-    const Config::Schedule& schedule = config.schedule;
+double learning_rate(const Config& config, const RunLength& length, int step, const TensorGroup& group) {
+    Config::Schedule schedule = config.schedule;
+    if (group.warmup_steps >= 0) schedule.warmup_steps = int(group.warmup_steps);
+    if (group.final_lr_fraction >= 0) schedule.final_lr_fraction = group.final_lr_fraction;
+    if (group.cooldown_power >= 0) schedule.cooldown_power = group.cooldown_power;
     const int warmup = schedule.warmup_steps;
     const double lr = config.optim.learning_rate, final = lr * schedule.final_lr_fraction;
     auto warm = [&](int at) { return at < warmup ? lr * (double(at) / warmup) : lr; };
@@ -99,6 +102,12 @@ double learning_rate(const Config& config, const RunLength& length, int step) {
         }
     }
     return lr;
+}
+
+std::vector<double> group_rates(const Config& config, const RunLength& length, int step) {
+    std::vector<double> rates;
+    for (const TensorGroup& group : config.optim.groups) rates.push_back(learning_rate(config, length, step, group));
+    return rates;
 }
 
 double average_weight(const Config& config, const RunLength& length, int step) {

@@ -38,8 +38,11 @@ int expected_end(const Config& config, const RunLength& length, int step, double
 //             if train.max_minutes ends the warm-up early, the rate reached by then replaces lr
 //   constant  lr
 //   cyclic    a triangle: from lr to final and back to lr every cycle_steps (Smith, arXiv 1506.01186, section 3)
-// With cosine, linear and wsd the last step has exactly the rate `final`, if any step follows the warm-up.
-double learning_rate(const Config& config, const RunLength& length, int step);
+// With cosine, linear and wsd the last step has exactly the rate `final`, if any step follows the warm-up. A group's
+// own warmup_steps, final_lr_fraction and cooldown_power replace the schedule's; lr_scale is not applied.
+double learning_rate(const Config& config, const RunLength& length, int step, const TensorGroup& group = {});
+// The rates of all groups, for StepSettings::group_rates.
+std::vector<double> group_rates(const Config& config, const RunLength& length, int step);
 
 // The steps of wsd's cooldown in a run of `steps` steps: cooldown_fraction of them, rounded, at least 1.
 int cooldown_steps(const Config& config, int steps);

@@ -42,6 +42,7 @@ TEST_CASE("groups change the learning rate and the decay of their tensors; a lat
     GptOptions options = options_of(0, 1, 0);
     options.optimizer.groups = {
         {"embedding", 2, -1}, {"h.*.fc.weight", 0.5, 0}, {"vector", 1, 0.3, -1, 0.99}, {"wpe", 3, 0.2}};
+    options.optimizer.groups[1].warmup_steps = 0;
     const TensorLayout layout = lay_out_tensors(kShape);
     const UpdateLayout update = lay_out_update(options, layout);
     const std::map<std::string, std::pair<double, double>> expected = {
@@ -54,6 +55,7 @@ TEST_CASE("groups change the learning rate and the decay of their tensors; a lat
         const UpdateGroup& group = update.groups[size_t(update.tensors[i].group)];
         INFO(found->first);
         CHECK(std::pair(group.lr_scale, group.weight_decay) == found->second);
+        CHECK(group.schedule == (found->first == "h.1.fc.weight" ? 1 : -1));
         const ops::UpdateScalars scalars = update_scalars(options.optimizer, group, 0.5, 1);
         CHECK(scalars.learning_rate == float(0.5 * group.lr_scale));
         const bool is_vector = logical_shape(layout.tensors[i]).size() == 1;

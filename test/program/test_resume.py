@@ -81,6 +81,17 @@ class Resume(TrainerTest):
                 shutil.rmtree(self.dir / "run")
                 shutil.rmtree(self.dir / "cut_7")
 
+    def test_schedules_of_groups(self):
+        """Groups of all tensors with one schedule train like a run with that schedule, also after a resume."""
+        other = {"warmup_steps": 3, "final_lr_fraction": 0.5, "cooldown_power": 1}
+        groups = [{"tensors": role, **other} for role in ("matrix", "embedding", "vector")]
+        self.check_every_cut([7], schedule_name="wsd", schedule_cooldown_fraction=0.5, optim_groups=groups)
+        self.train(run_dir="all", schedule_name="wsd", schedule_cooldown_fraction=0.5, checkpoint_every_steps=1,
+                   eval_every_steps=4, **{f"schedule_{key}": value for key, value in other.items()})
+        self.assertEqual(self.weights(20, "all"), self.weights(20, "run"))
+        self.assertNotEqual([record["lr"] for record in self.records("all", "train")],
+                            [record["lr"] for record in self.records("run", "train")])
+
     def stop_with(self, signals, until_saved=False, **changes):
         """Starts a long run and sends the signals after its first steps or checkpoint; returns its exit code."""
         config = self.write_config(train_max_steps=100000, **changes)

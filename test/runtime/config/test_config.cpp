@@ -343,8 +343,13 @@ TEST_CASE("optim.groups is a list of tensors with their settings", "[config]") {
     CHECK(groups_of("[]").empty());
     const TensorGroups groups = groups_of(R"([{"tensors": "embedding", "lr_scale": 2},
                                               {"tensors": "h.*.fc.weight", "weight_decay": 0},
-                                              {"tensors": "vector", "beta1": 0.8, "beta2": 0.99}])");
-    REQUIRE(groups == TensorGroups{{"embedding", 2, -1}, {"h.*.fc.weight", 1, 0}, {"vector", 1, -1, 0.8, 0.99}});
+                                              {"tensors": "vector", "beta1": 0.8, "beta2": 0.99},
+                                              {"tensors": "matrix", "warmup_steps": 0, "final_lr_fraction": 0.5,
+                                               "cooldown_power": 2}])");
+    REQUIRE(groups == TensorGroups{{"embedding", 2, -1},
+                                   {"h.*.fc.weight", 1, 0},
+                                   {"vector", 1, -1, 0.8, 0.99},
+                                   {"matrix", 1, -1, -1, -1, 0, 0.5, 2}});
     Config config;
     config.optim.groups = groups;
     CHECK(parse_config(config_json(config), "test").optim.groups == groups);
@@ -352,7 +357,8 @@ TEST_CASE("optim.groups is a list of tensors with their settings", "[config]") {
          {"{}", "\"head\"", "[1]", "[{}]", "[{\"tensors\": \"\"}]", "[{\"tensors\": 1}]",
           "[{\"tensors\": \"head\", \"rate\": 1}]", "[{\"tensors\": \"head\", \"lr_scale\": \"1\"}]",
           "[{\"tensors\": \"head\", \"lr_scale\": -1}]", "[{\"tensors\": \"head\", \"beta2\": 1}]",
-          "[{\"lr_scale\": 1}]"}) {
+          "[{\"lr_scale\": 1}]", "[{\"tensors\": \"head\", \"warmup_steps\": 1.5}]",
+          "[{\"tensors\": \"head\", \"cooldown_power\": 0}]"}) {
         INFO(wrong);
         CHECK_THROWS_AS(groups_of(wrong), Error);
     }

@@ -45,6 +45,22 @@ TEST_CASE("the warm-up rises from lr / warmup_steps to lr and is the same in eve
     }
 }
 
+TEST_CASE("a group's warm-up, final rate and cooldown replace the schedule's", "[schedule]") {
+    Config config = schedule_of("wsd", 7, 100);
+    config.optim.groups = {{.tensors = "vector", .lr_scale = 3},
+                           {.tensors = "embedding", .warmup_steps = 20},
+                           {.tensors = "matrix", .warmup_steps = 0, .final_lr_fraction = 0.5, .cooldown_power = 1}};
+    const RunLength length = planned_length(config, 1);
+    for (const int step : {1, 7, 10, 20, 80, 85, 90, 100}) {
+        INFO(step);
+        const std::vector<double> rates = group_rates(config, length, step);
+        REQUIRE(rates.size() == 3);
+        CHECK(rates[0] == learning_rate(config, step));
+        CHECK(is_near(rates[1], step < 20 ? kPeak * step / 20 : learning_rate(config, step)));
+        CHECK(is_near(rates[2], step <= 80 ? kPeak : kPeak * (1 - 0.5 * (step - 80) / 20)));
+    }
+}
+
 TEST_CASE("the last step has the final rate exactly", "[schedule]") {
     for (const char* name : {"cosine", "linear", "wsd"})
         for (int warmup : {0, 1, 7})
