@@ -9,6 +9,7 @@ MUON, OWNERS = "test_cpu: *Muon*", "test_cpu: every matrix has an owner*"
 MUON_RANKS = "program: test_ranks.Ranks.test_muon_has_the_same_bits_for_any_number_of_ranks_at_every_stage"
 NORMUON_RANKS = "program: test_ranks.Ranks.test_normuon_has_the_same_bits_for_any_number_of_ranks"
 AVERAGE = "program: test_average"
+GROUP_RATES, SCHEDULE = "program: test_resume.Resume.test_schedules_of_groups", "runtime/config/schedule.cpp"
 LAYERS = "test_cpu: 20 steps of LAMB*"
 LAMB_RANKS = "program: test_ranks.Ranks.test_lamb_and_lars_have_the_same_bits_for_any_number_of_ranks"
 
@@ -168,4 +169,17 @@ FAULTS = [
      "program: test_divergence.Divergence.test_a_rollback_equals_a_start_from_that_checkpoint_at_later_data"),
     (UPDATE, "a tensor has another group's rate", "chunk.group = place.group;", "chunk.group = 0;",
      "test_cpu: [model]"),
+    # ---- schedules of groups
+    ("train_gpt.cu", "groups have the run's rate",
+     "                                    .group_rates = group_rates(config, run.length, next),\n", "", GROUP_RATES),
+    (GPT, "all groups have the first group's rate", "settings.group_rates[size_t(group.schedule)]",
+     "settings.group_rates[0]", GROUP_RATES),
+    (UPDATE, "a group's schedule is the next group's", "has_schedule(group) ? int(number) : -1",
+     "has_schedule(group) ? int(number + 1) % int(settings.groups.size()) : -1", "test_cpu: groups change*"),
+    (SCHEDULE, "a group has the run's final rate",
+     "    if (group.final_lr_fraction >= 0) schedule.final_lr_fraction = group.final_lr_fraction;\n", "",
+     "test_cpu: a group's warm-up*"),
+    (SCHEDULE, "a group has the run's cooldown power",
+     "    if (group.cooldown_power >= 0) schedule.cooldown_power = group.cooldown_power;\n", "",
+     "test_cpu: a group's warm-up*"),
 ]

@@ -66,10 +66,9 @@ TEST_CASE("a faster machine or more time gives a larger model, and a short text 
 }
 
 TEST_CASE("beyond about ten thousand steps the batch grows instead", "[suggest]") {
-    const Suggestion suggestion = suggested(shakespeare(), 1e12);
+    const Suggestion suggestion = suggested(shakespeare(30), 1e12);
     CHECK(suggestion.steps() < 50'000);
-    CHECK(suggestion.config.train.total_batch_tokens > 512);
-    CHECK(suggestion.config.train.batch_size == 8);
+    CHECK(suggestion.config.train.total_batch_tokens > suggestion.config.train.batch_size * 128);
 }
 
 TEST_CASE("the suggestion uses no split or tokenizer that the data set lacks", "[suggest]") {

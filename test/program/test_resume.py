@@ -85,6 +85,7 @@ class Resume(TrainerTest):
         """Groups of all tensors with one schedule train like a run with that schedule, also after a resume."""
         other = {"warmup_steps": 3, "final_lr_fraction": 0.5, "cooldown_power": 1}
         groups = [{"tensors": role, **other} for role in ("matrix", "embedding", "vector")]
+        groups.insert(0, {"tensors": "*"})  # every tensor is in a later group
         self.check_every_cut([7], schedule_name="wsd", schedule_cooldown_fraction=0.5, optim_groups=groups)
         self.train(run_dir="all", schedule_name="wsd", schedule_cooldown_fraction=0.5, checkpoint_every_steps=1,
                    eval_every_steps=4, **{f"schedule_{key}": value for key, value in other.items()})
