@@ -83,7 +83,7 @@ void export_huggingface(const Options& options) {
     const Config::Model& described = model.config.model;
     const int eot = model.tokenizer ? model.tokenizer->eot() : described.vocab_size - 1;
     const Dtype dtype = choice_named<Dtype>(options.dtype).value();
-    const nlohmann::ordered_json config = hf_config(described, eot, dtype);
+    const std::string config = hf_config(described, eot, dtype);
     make_directories(directory);
     const std::vector<NamedTensor> tensors = hf_tensors(model.gpt);
     std::string written;
@@ -93,14 +93,14 @@ void export_huggingface(const Options& options) {
         write_file_atomically(directory + "/" + name, content);
         written += std::string(", ") + name;
     };
-    write("config.json", config.dump(2) + "\n");
-    write("generation_config.json", hf_generation_config(eot).dump(2) + "\n");
+    write("config.json", config);
+    write("generation_config.json", hf_generation_config(eot));
     if (model.tokenizer) {
         write("tokenizer.json", model.tokenizer->json());
-        write("tokenizer_config.json", hf_tokenizer_config(described, eot, model.tokenizer->token(eot)).dump(2) + "\n");
+        write("tokenizer_config.json", hf_tokenizer_config(described, eot, model.tokenizer->token(eot)));
     }
     const std::string run = source.checkpoint ? run_directory_of(source.checkpoint->directory()) : source.path;
-    write("README.md", model_card(model, run, config["architectures"][0]));
+    write("README.md", model_card(model, run, hf_architecture(described)));
     std::printf("wrote %s: %s (%zu tensors)\n", directory.c_str(), written.c_str(), tensors.size());
 }
 

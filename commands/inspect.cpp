@@ -10,15 +10,12 @@
 #include "kernels/trace.h"
 #include "runtime/checkpoint/checkpoint.h"
 #include "runtime/io/files.h"
-#include "runtime/io/json.h"
 #include "runtime/io/reject_file.h"
 #include "runtime/logging/logging.h"
 #include "training/models/hf_config.h"
 #include "training/models/llmc_files.h"
 
 namespace {
-
-using Json = nlohmann::ordered_json;
 
 constexpr uint64_t kTokensAtOnce = 1 << 16;
 
@@ -66,8 +63,6 @@ void inspect_tokenizer(const std::string& path) {
     if (const std::string warning = tokenizer.warning(); !warning.empty()) print_line(warning);
     print_line("xxh3 " + tokenizer.digest());
 }
-
-Json read_json(const std::string& path) { return parse_json(read_file(path), path, Exit::data); }
 
 // Checks that all shards of a split exist, are complete and match dataset.json, with ids within the vocabulary.
 void inspect_split(const std::string& directory, const DatasetRecord::Split& split, uint64_t vocab_size) {
@@ -136,9 +131,9 @@ void inspect_safetensors(const std::string& path) {
 }
 
 // Says whether model.init_from accepts the model, or why not.
-std::string fitness(const Json& config, const std::string& path) {
+std::string fitness(const std::string& path) {
     try {
-        const Config::Model model = hf_model(config, path);
+        const Config::Model model = hf_model(read_file(path), path);
         return format("%s, %d layers, %d heads, %d channels, %d positions, vocabulary %d; usable as model.init_from",
                       name_of(model.family), model.n_layer, model.n_head, model.n_embd, model.n_positions,
                       model.vocab_size);
@@ -149,12 +144,12 @@ std::string fitness(const Json& config, const std::string& path) {
 
 bool is_huggingface(const std::string& directory) {
     const std::string config = directory + "/config.json";
-    return file_exists(config) && read_json(config).contains("model_type");
+    return file_exists(config) && is_hf_config(read_file(config), config);
 }
 
 void inspect_huggingface(const std::string& directory) {
     const std::string config = directory + "/config.json", tokenizer = directory + "/tokenizer.json";
-    print_line(format("%s: Hugging Face directory; %s", directory.c_str(), fitness(read_json(config), config).c_str()));
+    print_line(format("%s: Hugging Face directory; %s", directory.c_str(), fitness(config).c_str()));
     inspect_safetensors(directory);
     file_exists(tokenizer) ? inspect_tokenizer(tokenizer) : print_line("no tokenizer.json");
 }

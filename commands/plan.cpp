@@ -2,7 +2,6 @@
 
 #include <CLI/App.hpp>
 #include <cstdio>
-#include <nlohmann/json.hpp>
 
 #include "commands/command_line.h"
 #include "data/shards/dataset.h"
@@ -36,7 +35,7 @@ void add_run(ScalingInputs& inputs, const GptOptions& run, double flops_per_toke
 // Returns the architecture that `export --hf` writes, or why it cannot.
 std::string export_text(const Config::Model& model) {
     try {
-        return hf_config(model, 0, Dtype::fp32)["architectures"][0].get<std::string>();
+        return hf_architecture(model);
     } catch (const Error& error) {
         return error.what();
     }

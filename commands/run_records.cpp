@@ -1,9 +1,9 @@
 #include "commands/run_records.h"
 
 #include <cmath>
-#include <nlohmann/json.hpp>
 
 #include "runtime/io/files.h"
+#include "runtime/io/json.h"
 
 namespace {
 
@@ -15,22 +15,28 @@ void drop_from_step(RecordTable& table, double step) {
     for (auto& [name, values] : table.columns) values.resize(table.steps.size());
 }
 
-void add_row(RecordTable& table, double step, const nlohmann::json& record) {
+void add_row(RecordTable& table, double step, const std::map<std::string, double>& numbers) {
     drop_from_step(table, step);
-    for (const auto& [name, value] : record.items()) {
-        if (!value.is_number() || name == "step") continue;
+    for (const auto& [name, value] : numbers) {
+        if (name == "step") continue;
         if (!table.columns.contains(name) && table.columns.size() == kMaxColumns) continue;
         std::vector<double>& values = table.columns[name];
         values.resize(table.steps.size(), NAN);
-        values.push_back(value.get<double>());
+        values.push_back(value);
     }
     table.steps.push_back(step);
     for (auto& [name, values] : table.columns) values.resize(table.steps.size(), NAN);
 }
 
-std::string text_of(const nlohmann::json& object, const char* key) {
-    const auto value = object.find(key);
-    return value != object.end() && value->is_string() ? value->get<std::string>() : "";
+std::string text_of(const JsonRecord& record, const char* key) {
+    const auto found = record.texts.find(key);
+    return found == record.texts.end() ? "" : found->second;
+}
+
+// The number of "step"; NAN if there is none.
+double step_of(const JsonRecord& record) {
+    const auto found = record.numbers.find("step");
+    return found == record.numbers.end() ? NAN : found->second;
 }
 
 }  // namespace
@@ -68,12 +74,12 @@ void RunRecords::read_lines(const std::string& path, bool (RunRecords::*add)(std
 }
 
 bool RunRecords::add_record(std::string_view line) {
-    const auto record = nlohmann::json::parse(line, nullptr, false);
-    if (!record.is_object() || !record.contains("step") || !record["step"].is_number_unsigned()) return false;
+    const JsonRecord record = parse_record(line);
+    const double step = step_of(record);
+    if (!(step >= 0) || step != std::floor(step)) return false;
     const std::string kind = text_of(record, "kind"), tensor = text_of(record, "skipped");
     if (kind.empty() || (!tables.contains(kind) && tables.size() == kMaxKinds)) return false;
-    const double step = record["step"].get<double>();
-    add_row(tables[kind], step, record);
+    add_row(tables[kind], step, record.numbers);
     if (kind != "train") return true;
     while (!skipped.empty() && skipped.back().step >= step) skipped.pop_back();
     if (!tensor.empty()) skipped.push_back({step, tensor});
@@ -81,9 +87,8 @@ bool RunRecords::add_record(std::string_view line) {
 }
 
 bool RunRecords::add_sample(std::string_view line) {
-    const auto sample = nlohmann::json::parse(line, nullptr, false);
-    if (!sample.is_object() || !sample.contains("step") || !sample["step"].is_number()) return false;
-    const double step = sample["step"].get<double>();
+    const JsonRecord sample = parse_record(line);
+    const double step = step_of(sample);
     if (!(step >= 0) || text_of(sample, "text").empty()) return false;
     while (!samples.empty() && samples.back().step > step) samples.pop_back();
     samples.push_back({step, text_of(sample, "text")});

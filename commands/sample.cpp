@@ -2,7 +2,6 @@
 
 #include <CLI/App.hpp>
 #include <CLI/Validators.hpp>
-#include <nlohmann/json.hpp>
 #include <sstream>
 
 #include "commands/command_line.h"
@@ -14,8 +13,6 @@
 #include "training/models/model_io.h"
 
 namespace {
-
-using Json = nlohmann::ordered_json;
 
 constexpr size_t kMaxAtOnce = 16;  // texts generated in one batch: each needs memory for its KV cache
 
@@ -43,7 +40,7 @@ std::vector<std::string> all_prompts(const Options& options) {
 }
 
 std::string check_stop(const std::string& text) {
-    return !text.empty() && is_utf8(text) ? "" : "must be non-empty UTF-8, is " + printed(Json(text));
+    return !text.empty() && is_utf8(text) ? "" : "must be non-empty UTF-8, is " + printed(text);
 }
 
 void print_samples(const Options& options) {

@@ -2,16 +2,14 @@
 
 #include <cmath>
 #include <map>
-#include <nlohmann/json.hpp>
 
 #include "runtime/io/files.h"
+#include "runtime/io/json.h"
 #include "runtime/io/process.h"
 #include "runtime/performance/performance.h"
 #include "training/models/model_io.h"
 
 namespace {
-
-using Json = nlohmann::ordered_json;
 
 // The roofline time of an op in milliseconds; 0 if the device's rates are unknown.
 double roof_ms(const Span& span, const DeviceRates& rates) {
@@ -46,10 +44,9 @@ std::string arguments_of(const Span& span, const DeviceRates& rates) {
 }
 
 // Names a process of the viewer, or a lane in it.
-Json metadata(int rank, const char* what, const std::string& name, int lane = 0) {
-    Json event = {{"name", what}, {"ph", "M"}, {"pid", rank}, {"args", {{"name", name}}}};
-    if (lane > 0) event["tid"] = lane;
-    return event;
+std::string metadata(int rank, const char* what, const std::string& name, int lane = 0) {
+    return format("{\"name\":\"%s\",\"ph\":\"M\",\"pid\":%d,\"args\":{\"name\":%s}%s}", what, rank,
+                  quoted(name).c_str(), lane > 0 ? format(",\"tid\":%d", lane).c_str() : "");
 }
 
 }  // namespace
@@ -132,30 +129,27 @@ void Profiler::write_file(const std::vector<Span>& spans) const {
     const Config& config = run_.config;
     const int step = steps_.last;
     const double token_flops = flops_of_token(run_.gpt.options(), sequence_length(config, step));
-    const Json other = {{"program", "train_gpt"},
-                        {"device", device_info().name},
-                        {"first_step", steps_.first},
-                        {"last_step", steps_.last},
-                        {"rank", rank},
-                        {"ranks", run_.comm.size},
-                        {"micro_steps", micro_steps(config, run_.comm.size, step)},
-                        {"tokens_per_step", batch_tokens(config, step)},
-                        {"model_flops_per_token", token_flops},
-                        {"roofline_flops_per_s", rates_.flops_per_s},
-                        {"roofline_bytes_per_s", rates_.bytes_per_s},
-                        {"roofline_is", rates_origin_},
-                        {"begin_unix_s", begin_unix_s_}};
-    std::vector<Json> heads = {metadata(rank, "process_name", format("rank %d on ", rank) + host_name())};
+    const std::string other = json_object({{"program", "train_gpt"},
+                                           {"device", device_info().name},
+                                           {"first_step", steps_.first},
+                                           {"last_step", steps_.last},
+                                           {"rank", rank},
+                                           {"ranks", run_.comm.size},
+                                           {"micro_steps", micro_steps(config, run_.comm.size, step)},
+                                           {"tokens_per_step", batch_tokens(config, step)},
+                                           {"model_flops_per_token", token_flops},
+                                           {"roofline_flops_per_s", rates_.flops_per_s},
+                                           {"roofline_bytes_per_s", rates_.bytes_per_s},
+                                           {"roofline_is", rates_origin_},
+                                           {"begin_unix_s", begin_unix_s_}});
+    std::vector<std::string> heads = {metadata(rank, "process_name", format("rank %d on ", rank) + host_name())};
     const std::pair<Lane, const char*> lanes[] = {{Lane::host, "host"},
                                                   {Lane::device, "ops and waits for communication"},
                                                   {Lane::communication, "communication"}};
     for (const auto& [lane, name] : lanes) heads.push_back(metadata(rank, "thread_name", name, int(lane) + 1));
 
-    std::string text =
-        "{\"displayTimeUnit\":\"ms\",\"otherData\":" + other.dump(-1, ' ', false, Json::error_handler_t::replace) +
-        ",\"traceEvents\":[";
-    for (size_t i = 0; i < heads.size(); i++)
-        text += (i ? ",\n" : "\n") + heads[i].dump(-1, ' ', false, Json::error_handler_t::replace);
+    std::string text = "{\"displayTimeUnit\":\"ms\",\"otherData\":" + other + ",\"traceEvents\":[";
+    for (size_t i = 0; i < heads.size(); i++) text += (i ? ",\n" : "\n") + heads[i];
     const double origin_ms = 1000 * (begin_unix_s_ - unix_minus_steady_s_);  // by this rank's steady clock
     auto ns_of = [&](double steady_ms) { return int64_t(std::max(0.0, std::round((steady_ms - origin_ms) * 1e6))); };
     for (const Span& span : spans) {

@@ -1,7 +1,6 @@
 #include "training/summary.h"
 
 #include <cmath>
-#include <nlohmann/json.hpp>
 
 #include "runtime/io/files.h"
 #include "runtime/io/installation.h"
@@ -36,10 +35,10 @@ History read_history(const std::string& path) {
         const bool is_step = line.starts_with("{\"kind\":\"train\",");
         const bool is_validation = line.starts_with("{\"kind\":\"val\",");
         if (!is_step && !is_validation) return;
-        const auto json = parse_json_or_null(line);
+        const JsonRecord read = parse_record(line);
         auto number = [&](const char* key) {
-            const bool is_number = json.is_object() && json.contains(key) && json[key].is_number();
-            return is_number ? json[key].get<double>() : NAN;
+            const auto found = read.numbers.find(key);
+            return found == read.numbers.end() ? NAN : found->second;
         };
         if (is_step) history.add_step(number("loss"), number("tokens_per_s"), number("step_ms"));
         if (is_validation) history.add_validation({.step = number("step"), .loss = number("loss")});

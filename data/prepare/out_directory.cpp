@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <regex>
 
 #include "runtime/io/files.h"
 #include "runtime/io/json.h"
@@ -12,8 +11,9 @@ static const char* const kUnfinished = "/prepare.unfinished";
 static const char* const kDatasetFile = "/dataset.json";
 
 static bool is_shard(const std::string& name) {
-    static const std::regex shard_name("(train|val)_[0-9]{6}\\.bin");
-    return std::regex_match(name, shard_name);
+    const size_t begin = name.starts_with("train_") ? 6 : name.starts_with("val_") ? 4 : 0;  // of 6 digits
+    return begin > 0 && name.size() == begin + 10 && name.ends_with(".bin") &&
+           name.find_first_not_of("0123456789", begin) == begin + 6;
 }
 
 static void remove_shards(const std::string& directory, const std::vector<std::string>& kept) {

@@ -4,7 +4,6 @@
 #include <exception>
 #include <filesystem>
 #include <map>
-#include <nlohmann/json.hpp>
 
 #include "kernels/base/check.h"
 #include "kernels/device.h"

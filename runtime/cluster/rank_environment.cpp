@@ -3,7 +3,7 @@
 #include <charconv>
 #include <climits>
 #include <cstdlib>
-#include <regex>
+#include <cstring>
 
 #include "kernels/base/check.h"
 
@@ -152,8 +152,21 @@ std::optional<int64_t> whole_number(std::string_view text) {
 }
 
 std::string first_host(const std::string& list, const char* variable) {
-    std::smatch host;
-    if (!std::regex_search(list, host, std::regex(R"(^([^\[\],\s]|\[\d[\d,-]*\])+(?=,|$))")))
+    std::string host;
+    for (size_t at = 0; at < list.size() && list[at] != ','; at++) {
+        const size_t number_end = list.find_first_not_of("0123456789", at + 1);
+        const size_t range_end = std::min(list.find_first_not_of("0123456789,-", at + 1), list.size());
+        if (!std::strchr("[] \t\n\v\f\r", list[at])) {
+            host += list[at];
+        } else if (list[at] == '[' && number_end > at + 1 && list.substr(range_end, 1) == "]") {
+            host += list.substr(at + 1, number_end - at - 1);  // the first number of "[003-010,12]"
+            at = range_end;
+        } else {
+            host.clear();
+            break;
+        }
+    }
+    if (host.empty())
         fail(Exit::usage, "%s is \"%s\", expected Slurm's list of hosts, as in \"node[003-010,12]\"", variable, list);
-    return std::regex_replace(host.str(), std::regex(R"(\[(\d+)[\d,-]*\])"), "$1");
+    return host;
 }

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <map>
 #include <nlohmann/json.hpp>
-#include <regex>
 
 #include "runtime/config/options.h"
 #include "runtime/config/schedule.h"
@@ -340,7 +339,8 @@ std::string config_markdown() {
     std::string text = "| key | default | range | meaning |\n|---|---|---|---|\n";
     for (const Option& option : option_table(defaults)) {
         // Escape bars, which separate the cells of the table.
-        const std::string allowed = std::regex_replace(allowed_values(option), std::regex("\\|"), "\\|");
+        std::string allowed;
+        for (const char c : allowed_values(option)) allowed += c == '|' ? "\\|" : std::string(1, c);
         text += format("| `%s` | `%s` | %s | %s |\n", option.key, option_value(option).dump().c_str(), allowed.c_str(),
                        option.help.c_str());
     }

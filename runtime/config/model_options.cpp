@@ -1,6 +1,5 @@
 // Section "model": options, aliases, family defaults and consistency checks.
 #include <algorithm>
-#include <nlohmann/json.hpp>
 
 #include "kernels/base/choices.h"
 #include "kernels/base/dropout.h"

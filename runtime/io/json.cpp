@@ -187,8 +187,32 @@ Json parse_json_or_null(std::string_view text) {
     }
 }
 
+JsonRecord parse_record(std::string_view text) {
+    JsonRecord record;
+    const Json json = parse_json_or_null(text);
+    if (!json.is_object()) return record;
+    for (const auto& [name, value] : json.items()) {
+        if (value.is_number()) record.numbers[name] = value.get<double>();
+        if (value.is_string()) record.texts[name] = value.get<std::string>();
+    }
+    return record;
+}
+
 std::string printed(const Json& value) {
     constexpr size_t kLongest = 60;
     const std::string text = value.dump(-1, ' ', true, Json::error_handler_t::replace);
     return text.size() <= kLongest ? text : text.substr(0, kLongest) + "...";
 }
+
+std::string printed(const std::string& text) { return printed(Json(text)); }
+
+std::string json_object(const std::vector<JsonMember>& members) {
+    Json object = Json::object();
+    for (const auto& [key, value] : members)
+        object[key] = std::visit([](const auto& of_type) { return Json(of_type); }, value);
+    return object.dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
+std::string quoted(const std::string& text) { return Json(text).dump(-1, ' ', false, Json::error_handler_t::replace); }
+
+std::string valid_utf8(const std::string& text) { return parse_json(quoted(text), "", Exit::data).get<std::string>(); }

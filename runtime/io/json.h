@@ -2,9 +2,13 @@
 #pragma once
 
 #include <cstddef>
+#include <map>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <variant>
+#include <vector>
 
 #include "kernels/base/check.h"  // IWYU pragma: export
 
@@ -21,5 +25,24 @@ nlohmann::ordered_json parse_json(std::string_view text, const std::string& orig
 // copying or printing its result can overflow the stack.
 nlohmann::ordered_json parse_json_or_null(std::string_view text);
 
+// The numbers and strings of a JSON object by key, for files that need no other values: <nlohmann/json.hpp> takes
+// seconds to compile. Empty if the text is not a valid object.
+struct JsonRecord {
+    std::map<std::string, double> numbers;
+    std::map<std::string, std::string> texts;
+};
+JsonRecord parse_record(std::string_view text);
+
 // A value for error messages: JSON in plain ASCII, truncated if it is long.
 std::string printed(const nlohmann::ordered_json& value);
+std::string printed(const std::string& text);
+
+// The text of a JSON object with these members. Bytes that are not UTF-8 become U+FFFD.
+using JsonMember = std::pair<const char*, std::variant<int64_t, double, std::string>>;
+std::string json_object(const std::vector<JsonMember>& members);
+
+// The text as a JSON string. Bytes that are not UTF-8 become U+FFFD.
+std::string quoted(const std::string& text);
+
+// Replaces bytes that are not UTF-8 by U+FFFD.
+std::string valid_utf8(const std::string& text);

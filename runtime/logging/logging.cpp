@@ -3,10 +3,10 @@
 #include <charconv>
 #include <cmath>
 #include <filesystem>
-#include <nlohmann/json.hpp>
 
 #include "runtime/config/divergence.h"
 #include "runtime/io/files.h"
+#include "runtime/io/json.h"
 #include "runtime/logging/event_file.h"
 
 namespace {
@@ -19,10 +19,6 @@ template <class T> std::string number(T value) {
     return {digits, std::to_chars(digits, std::end(digits), value).ptr};
 }
 std::string number(const std::optional<double>& value) { return value ? number(*value) : "null"; }
-
-std::string quoted(const std::string& text) {
-    return nlohmann::json(text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
-}
 
 // Visits the numbers of a record with their keys, in the order of the files.
 template <class Field> void describe(const TrainRecord& record, Field field) {
@@ -108,9 +104,9 @@ Scalars scalars_of(const NormRecord& record) {
 std::optional<int> step_of(const std::string& line) {
     int step = 0;
     if (std::sscanf(line.c_str(), "s:%d ", &step) == 1) return step;
-    const auto json = nlohmann::json::parse(line, nullptr, false);
-    if (!json.is_object() || !json.contains("step") || !json["step"].is_number_integer()) return std::nullopt;
-    return json["step"].get<int>();
+    const JsonRecord record = parse_record(line);
+    const auto found = record.numbers.find("step");
+    return found == record.numbers.end() ? std::nullopt : std::optional(int(found->second));
 }
 
 // Returns whether a line of any of the files was written by validation, questions or a sample.

@@ -1,17 +1,13 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <nlohmann/json.hpp>
 
 #include "kernels/base/check.h"
+#include "runtime/io/json.h"
 #include "runtime/io/process.h"
 #include "runtime/logging/logging.h"
 
-std::string printable(const std::string& text) {
-    const auto replace = nlohmann::json::error_handler_t::replace;
-    const std::string valid = nlohmann::json::parse(nlohmann::json(text).dump(-1, ' ', false, replace));
-    return printable_text(valid);
-}
+std::string printable(const std::string& text) { return printable_text(valid_utf8(text)); }
 
 std::string with_commas(double value) {
     std::string digits = format("%.0f", value);

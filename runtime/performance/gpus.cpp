@@ -1,5 +1,4 @@
 #include <cctype>
-#include <nlohmann/json.hpp>
 
 #include "kernels/numeric.h"
 #include "runtime/config/config.h"

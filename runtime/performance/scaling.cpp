@@ -2,7 +2,6 @@
 #include <charconv>
 #include <cmath>
 #include <map>
-#include <nlohmann/json.hpp>
 
 #include "runtime/io/json.h"
 #include "runtime/performance/performance.h"

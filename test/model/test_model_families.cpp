@@ -7,7 +7,6 @@
 #include "model/sample.h"
 #include "runtime/checkpoint/safetensors.h"
 #include "runtime/io/files.h"
-#include "runtime/io/json.h"
 #include "test/support/catch.h"
 #include "training/models/hf_config.h"
 #include "training/models/model_io.h"
@@ -33,7 +32,7 @@ struct FamilyReference {
     Config configuration(const std::string& file) const {
         const std::string path = directory + "/" + file, text = read_file(path);
         Config read = is_custom() ? parse_config(text, path) : Config{};
-        if (!is_custom()) read.model = hf_model(parse_json(text, path, Exit::data), path);
+        if (!is_custom()) read.model = hf_model(text, path);
         const std::vector<size_t>& shape = outputs.at("tokens").shape;  // steps, batch, seq_len
         read.train.batch_size = int(shape[1]), read.train.seq_len = int(shape[2]);
         read.train.total_batch_tokens = int64_t(shape[1] * shape[2]);

@@ -26,7 +26,7 @@ struct RecordedModel {
         const std::string path = directory + "/config.json";
         const std::vector<size_t>& shape = outputs.at("tokens").shape;  // ends with batch_size, seq_len
         GptOptions options;
-        options.shape = hf_model(parse_json(read_file(path), path, Exit::data), path);
+        options.shape = hf_model(read_file(path), path);
         options.batch = int(shape[shape.size() - 2]);
         options.seq_len = int(shape[shape.size() - 1]);
         options.precision = Dtype::fp32;

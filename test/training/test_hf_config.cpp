@@ -1,5 +1,6 @@
 // The config.json of Hugging Face's transformers and the model that it describes.
 
+#include <nlohmann/json.hpp>
 #include <tuple>
 
 #include "test/support/expect_error.h"
@@ -18,7 +19,7 @@ Config::Model small(ModelFamily family) {
     return model;
 }
 
-Json example(ModelFamily family) { return hf_config(small(family), 130, Dtype::fp32); }
+Json example(ModelFamily family) { return Json::parse(hf_config(small(family), 130, Dtype::fp32)); }
 
 constexpr ModelFamily kFamilies[] = {ModelFamily::gpt2, ModelFamily::llama, ModelFamily::qwen2, ModelFamily::qwen3};
 
@@ -29,16 +30,16 @@ TEST_CASE("each family's model survives a round trip through config.json", "[con
         INFO(name_of(family));
         const Json config = example(family);
         CHECK(config["model_type"] == name_of(family));
-        CHECK(model_differences(hf_model(config, "config.json"), small(family)).empty());
-        CHECK(hf_model(config, "config.json").family == family);
-        CHECK_NOTHROW(check_hf_model(config, small(family), "config.json"));
+        CHECK(model_differences(hf_model(config.dump(), "config.json"), small(family)).empty());
+        CHECK(hf_model(config.dump(), "config.json").family == family);
+        CHECK_NOTHROW(check_hf_model(config.dump(), small(family), "config.json"));
     }
 }
 
 TEST_CASE("a config.json of another model is rejected with the key that differs", "[config]") {
     Config::Model gpt2 = small(ModelFamily::gpt2);
     gpt2.dropout = 0.1;
-    const Json good = hf_config(gpt2, 130, Dtype::fp32);
+    const Json good = Json::parse(hf_config(gpt2, 130, Dtype::fp32));
     for (const char* key : {"attn_pdrop", "embd_pdrop", "resid_pdrop"}) REQUIRE(good[key] == 0.1);
     for (const auto& [key, value, said] : std::initializer_list<std::tuple<const char*, Json, const char*>>{
              {"n_layer", 4, "model.n_layer: 4 -> 3"},
@@ -60,7 +61,7 @@ TEST_CASE("a config.json of another model is rejected with the key that differs"
         Json bad = good;
         bad[key] = value;
         INFO(key << " " << value.dump());
-        expect_error(Exit::config, {"config.json", said}, [&] { check_hf_model(bad, gpt2, "config.json"); });
+        expect_error(Exit::config, {"config.json", said}, [&] { check_hf_model(bad.dump(), gpt2, "config.json"); });
     }
     const Config::Model llama = small(ModelFamily::llama);
     for (const auto& [key, value, said] : std::initializer_list<std::tuple<const char*, Json, const char*>>{
@@ -81,7 +82,7 @@ TEST_CASE("a config.json of another model is rejected with the key that differs"
         Json bad = example(ModelFamily::llama);
         bad[key] = value;
         INFO(key << " " << value.dump());
-        expect_error(Exit::config, {"config.json", said}, [&] { check_hf_model(bad, llama, "config.json"); });
+        expect_error(Exit::config, {"config.json", said}, [&] { check_hf_model(bad.dump(), llama, "config.json"); });
     }
 }
 
@@ -93,7 +94,7 @@ TEST_CASE("keys missing in a config.json have the architecture's defaults", "[co
         INFO(name_of(family));
         Json config = example(family);
         for (const char* key : {"head_dim", "num_key_value_heads", "max_position_embeddings"}) config.erase(key);
-        const Config::Model model = hf_model(config, "config.json");
+        const Config::Model model = hf_model(config.dump(), "config.json");
         CHECK(model.given_head_size == head_size);
         CHECK(model.given_kv_heads == kv_heads);
         CHECK(model.n_positions == positions);
@@ -113,22 +114,22 @@ TEST_CASE("rotary embedding settings are read from both places where transformer
     Config::Model expected = small(ModelFamily::llama);
     expected.rope.theta = 1000, expected.rope.scaling = RopeScaling::llama3, expected.rope.factor = 8;
     expected.rope.original_positions = 16, expected.rope.low_freq_factor = 1.5, expected.rope.high_freq_factor = 3.5;
-    CHECK(model_differences(hf_model(four, ""), expected).empty());
-    CHECK(model_differences(hf_model(five, ""), expected).empty());
+    CHECK(model_differences(hf_model(four.dump(), ""), expected).empty());
+    CHECK(model_differences(hf_model(five.dump(), ""), expected).empty());
     CHECK(model_differences(hf_model(hf_config(expected, 1, Dtype::fp32), ""), expected).empty());
 }
 
 TEST_CASE("windows are read and written per layer", "[config]") {
     Config::Model model = small(ModelFamily::qwen2);
     model.sliding_window = 7, model.window_pattern = "SL";
-    Json config = hf_config(model, 1, Dtype::fp32);
+    Json config = Json::parse(hf_config(model, 1, Dtype::fp32));
     CHECK(config["layer_types"] == Json{"sliding_attention", "full_attention", "sliding_attention"});
-    CHECK(model_differences(hf_model(config, ""), model).empty());
+    CHECK(model_differences(hf_model(config.dump(), ""), model).empty());
     config.erase("layer_types");
     config["max_window_layers"] = 2;
-    CHECK(hf_model(config, "").window_pattern == "LLS");
+    CHECK(hf_model(config.dump(), "").window_pattern == "LLS");
     config["use_sliding_window"] = false;
-    CHECK(hf_model(config, "").sliding_window == 0);
+    CHECK(hf_model(config.dump(), "").sliding_window == 0);
     // Llama has no windows: Qwen2 remains the nearest family.
     model.attention_bias = AttentionBias::none;
     expect_error(Exit::config, {"the nearest is Qwen2ForCausalLM", "model.attention_bias"},

@@ -1,15 +1,8 @@
 #include "training/models/generation.h"
 
-#include <nlohmann/json.hpp>
-
 #include "data/tokenizer/encoder.h"
 #include "model/sample.h"
-
-// Replaces invalid UTF-8 by U+FFFD, as the JSON library does when it writes a string.
-static std::string valid_utf8(const std::string& bytes) {
-    using Json = nlohmann::json;
-    return Json::parse(Json(bytes).dump(-1, ' ', false, Json::error_handler_t::replace)).get<std::string>();
-}
+#include "runtime/io/json.h"
 
 bool is_utf8(const std::string& text) { return valid_utf8(text) == text; }
 

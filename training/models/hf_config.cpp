@@ -1,5 +1,7 @@
 #include "training/models/hf_config.h"
 
+#include <nlohmann/json.hpp>
+
 #include "runtime/io/json.h"
 
 namespace {
@@ -245,9 +247,7 @@ Json config_of(const Architecture& architecture, const Config::Model& m, int eot
     return json;
 }
 
-}  // namespace
-
-Config::Model hf_model(const Json& config, const std::string& origin) {
+Config::Model model_of(const Json& config, const std::string& origin) {
     const Architecture& architecture = architecture_of(config, origin);
     const Reader hf(config, origin);
     if (hf.has("quantization_config")) hf.refuse("quantization_config", "but quantized weights cannot be trained");
@@ -261,18 +261,13 @@ Config::Model hf_model(const Json& config, const std::string& origin) {
     return model;
 }
 
-void check_hf_model(const Json& config, const Config::Model& model, const std::string& origin) {
-    const std::vector<std::string> differences = model_differences(hf_model(config, origin), model);
-    if (!differences.empty())
-        fail(Exit::config, "%s describes a different model than this run: %s", origin, joined(differences));
-}
-
-Json hf_config(const Config::Model& model, int eot, Dtype dtype) {
+// The config.json of the architecture that matches this model.
+Json matching_config(const Config::Model& model, int eot, Dtype dtype) {
     const char* nearest = nullptr;
     std::vector<std::string> fewest;
     for (const Architecture& architecture : kArchitectures) {
         const Json config = config_of(architecture, model, eot, dtype);
-        const std::vector<std::string> differences = model_differences(hf_model(config, architecture.name), model);
+        const std::vector<std::string> differences = model_differences(model_of(config, architecture.name), model);
         if (differences.empty()) return config;
         if (!nearest || differences.size() < fewest.size()) nearest = architecture.name, fewest = differences;
     }
@@ -282,19 +277,47 @@ Json hf_config(const Config::Model& model, int eot, Dtype dtype) {
          nearest, joined(fewest));
 }
 
-Json hf_tokenizer_config(const Config::Model& model, int eot, const std::string& eot_text) {
-    const Json special = {{"content", eot_text}, {"lstrip", false},      {"normalized", false},
-                          {"rstrip", false},     {"single_word", false}, {"special", true}};
-    return {{"add_bos_token", false},
-            {"add_prefix_space", false},
-            {"added_tokens_decoder", {{std::to_string(eot), special}}},
-            {"bos_token", eot_text},
-            {"clean_up_tokenization_spaces", false},
-            {"eos_token", eot_text},
-            {"errors", "replace"},
-            {"model_max_length", model.n_positions},
-            {"tokenizer_class", model.position == PositionKind::learned ? "GPT2Tokenizer" : "PreTrainedTokenizerFast"},
-            {"unk_token", eot_text}};
+}  // namespace
+
+bool is_hf_config(const std::string& text, const std::string& origin) {
+    return parse_json(text, origin, Exit::data).contains("model_type");
 }
 
-Json hf_generation_config(int eot) { return {{"bos_token_id", eot}, {"eos_token_id", eot}, {"pad_token_id", eot}}; }
+Config::Model hf_model(const std::string& config, const std::string& origin) {
+    return model_of(parse_json(config, origin, Exit::data), origin);
+}
+
+void check_hf_model(const std::string& config, const Config::Model& model, const std::string& origin) {
+    const std::vector<std::string> differences = model_differences(hf_model(config, origin), model);
+    if (!differences.empty())
+        fail(Exit::config, "%s describes a different model than this run: %s", origin, joined(differences));
+}
+
+std::string hf_architecture(const Config::Model& model) {
+    return matching_config(model, 0, Dtype::fp32)["architectures"][0];
+}
+
+std::string hf_config(const Config::Model& model, int eot, Dtype dtype) {
+    return matching_config(model, eot, dtype).dump(2) + "\n";
+}
+
+std::string hf_tokenizer_config(const Config::Model& model, int eot, const std::string& eot_text) {
+    const Json special = {{"content", eot_text}, {"lstrip", false},      {"normalized", false},
+                          {"rstrip", false},     {"single_word", false}, {"special", true}};
+    const Json config = {
+        {"add_bos_token", false},
+        {"add_prefix_space", false},
+        {"added_tokens_decoder", {{std::to_string(eot), special}}},
+        {"bos_token", eot_text},
+        {"clean_up_tokenization_spaces", false},
+        {"eos_token", eot_text},
+        {"errors", "replace"},
+        {"model_max_length", model.n_positions},
+        {"tokenizer_class", model.position == PositionKind::learned ? "GPT2Tokenizer" : "PreTrainedTokenizerFast"},
+        {"unk_token", eot_text}};
+    return config.dump(2) + "\n";
+}
+
+std::string hf_generation_config(int eot) {
+    return Json({{"bos_token_id", eot}, {"eos_token_id", eot}, {"pad_token_id", eot}}).dump(2) + "\n";
+}

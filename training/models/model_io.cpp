@@ -11,7 +11,6 @@
 #include "model/update.h"
 #include "runtime/io/files.h"
 #include "runtime/io/installation.h"
-#include "runtime/io/json.h"
 #include "runtime/performance/performance.h"
 #include "training/models/hf_config.h"
 #include "training/models/llmc_files.h"
@@ -69,7 +68,7 @@ LoaderOptions loader_options(const Config& config, const Comm& comm, SampleOrder
 // Loads all tensors of the model from a Hugging Face directory.
 static void import_huggingface(Gpt& gpt, const std::string& directory, const Config::Model& model) {
     const std::string config_path = directory + "/config.json";
-    check_hf_model(parse_json(read_file(config_path), config_path, Exit::data), model, config_path);
+    check_hf_model(read_file(config_path), model, config_path);
     const Safetensors file(directory);
     const std::vector<NamedTensor> tensors =
         hf_tensors(gpt, [&](const std::string& name) { return file.find(name) != nullptr; });
@@ -186,7 +185,7 @@ Config config_of_weights(const std::string& path) {
     Config config;
     if (is_huggingface(path)) {
         const std::string origin = path + "/config.json";
-        config.model = hf_model(parse_json(read_file(origin), origin, Exit::data), origin);
+        config.model = hf_model(read_file(origin), origin);
     } else {
         static_cast<GptShape&>(config.model) = LlmcModel(path).shape;
     }

@@ -375,6 +375,21 @@ TEST_CASE("parse_json_or_null rejects what parse_json rejects, such as nesting t
     CHECK(parse_json_or_null(std::string(1 << 20, '[') + std::string(1 << 20, ']')).is_null());
 }
 
+TEST_CASE("parse_record keeps numbers and strings of an object", "[files]") {
+    const JsonRecord record = parse_record(R"({"step":7,"loss":2.5,"lr":"nan","none":null,"list":[1],"ok":true})");
+    CHECK(record.numbers == std::map<std::string, double>{{"loss", 2.5}, {"step", 7}});
+    CHECK(record.texts == std::map<std::string, std::string>{{"lr", "nan"}});
+    for (const char* invalid : {"", "[1]", "{\"step\":7", "{\"step\":7}{}"})
+        CHECK(parse_record(invalid).numbers.empty());
+}
+
+TEST_CASE("JSON is written with U+FFFD for bytes that are not UTF-8", "[files]") {
+    CHECK(quoted("a\"\n\xff") == "\"a\\\"\\n\ufffd\"");
+    CHECK(valid_utf8("a\"\n\xff\xc3\xa9") == "a\"\n\ufffd\u00e9");
+    CHECK(printed("\u00e9"s) == "\"\\u00e9\"");
+    CHECK(json_object({{"b", int64_t(1)}, {"a", 2.0}, {"c", "\xff"}}) == "{\"b\":1,\"a\":2.0,\"c\":\"\ufffd\"}");
+}
+
 TEST_CASE("parse_json keeps order and values and stops at its limits", "[files]") {
     const std::string text = R"({"z":1,"a":[true,null,-2,18446744073709551615,0.1,"\u00e9\n"],"m":{"b":{},"a":[]}})";
     CHECK(parse_json(text, "f", Exit::data).dump() == nlohmann::ordered_json::parse(text).dump());
