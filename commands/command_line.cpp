@@ -3,8 +3,6 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <charconv>
-#include <nlohmann/json.hpp>
-#include <regex>
 
 #include "kernels/base/check.h"
 #include "kernels/comm.h"
@@ -17,38 +15,67 @@ constexpr const char* kRankOptions[] = {"--nproc", "--node", "--master"};
 
 bool is_rank_option(const std::string& name) { return std::ranges::find(kRankOptions, name) != std::end(kRankOptions); }
 
+// Returns the number if all of `text` is one.
+template <class Number> std::optional<Number> number_of(std::string_view text) {
+    Number value = 0;
+    const char* const end = text.data() + text.size();
+    const auto [rest, error] = std::from_chars(text.data(), end, value);
+    return error == std::errc() && rest == end ? std::optional(value) : std::nullopt;
+}
+
+// Returns the two numbers around the separator if `text` has this form and both are at most `most`.
+std::optional<std::pair<int, int>> number_pair(const std::string& text, char separator, unsigned most) {
+    const size_t middle = text.find(separator);
+    if (middle == std::string::npos) return std::nullopt;
+    const auto first = number_of<unsigned>(text.substr(0, middle));
+    const auto second = number_of<unsigned>(text.substr(middle + 1));
+    if (!first || !second || *first > most || *second > most) return std::nullopt;
+    return std::pair(int(*first), int(*second));
+}
+
 void read_node(const std::string& text, LocalNode& node) {
-    std::smatch match;
-    if (!std::regex_match(text, match, std::regex("(\\d{1,6})/(\\d{1,6})")) ||
-        std::stoi(match[1]) >= std::stoi(match[2]))
+    const auto pair = number_pair(text, '/', 999'999);
+    if (!pair || pair->first >= pair->second)
         fail(Exit::usage,
              "--node is \"%s\", expected NUMBER/COUNT: this machine's number, from 0, and the number of "
              "machines, e.g. 0/2",
              text);
-    node.node = std::stoi(match[1]), node.nodes = std::stoi(match[2]);
+    node.node = pair->first, node.nodes = pair->second;
 }
 
 void read_master(const std::string& text, LocalNode& node) {
-    std::smatch match;
-    if (!std::regex_match(text, match, std::regex("(.+):(\\d{1,5})")) || std::stoi(match[2]) < 1 ||
-        std::stoi(match[2]) > 65535)
+    const size_t colon = std::min(text.rfind(':'), text.size());
+    const unsigned port = colon == text.size() ? 0 : number_of<unsigned>(text.substr(colon + 1)).value_or(0);
+    if (colon == 0 || port < 1 || port > 65535)
         fail(Exit::usage, "--master is \"%s\", expected HOST:PORT of machine 0, e.g. node0:29500", text);
-    node.master_host = match[1], node.master_port = std::stoi(match[2]);
+    node.master_host = text.substr(0, colon), node.master_port = int(port);
 }
 
 void read_profile(const std::string& text, StepRange& steps) {
-    std::smatch match;
-    if (std::regex_match(text, match, std::regex("(\\d{1,9}):(\\d{1,9})")))
-        steps = {std::stoi(match[1]), std::stoi(match[2])};
+    if (const auto pair = number_pair(text, ':', 999'999'999)) steps = {pair->first, pair->second};
     if (steps.first < 1 || steps.last < steps.first)
         fail(Exit::usage,
              "--profile is %s, expected START:STOP, the first and last step to trace, from 1, e.g. 100:104",
              printed(text));
 }
 
+// Bounds are inclusive.
+template <class Number> CLI::Validator number_in(const std::string& range, Number low, Number high) {
+    auto check = [=](const std::string& text) {
+        const std::optional<Number> value = number_of<Number>(text);
+        const bool is_accepted = value && *value >= low && *value <= high;  // false if NaN
+        return is_accepted ? "" : format("must be %s, is %s", range.c_str(), printed(text).c_str());
+    };
+    return CLI::Validator(check, "");
+}
+
+CLI::Validator integers_in(uint64_t low, uint64_t high) {
+    return number_in(format("an integer in [%zu, %zu]", low, high), low, high);
+}
+
 void add_training(CLI::App& app, CommandLine& line) {
     app.add_option("CONFIG", line.config, "JSON configuration of the run; --help-config lists the keys");
-    add_overrides(app, line.overrides);
+    add_overrides(Command(app), line.overrides);
     auto add_start = [&](const char* flag, StartMode mode, const char* help) {
         return app.add_flag_callback(
             flag, [&line, mode] { line.start.mode = mode; }, help);
@@ -61,7 +88,7 @@ void add_training(CLI::App& app, CommandLine& line) {
     auto* at_step = app.add_option_function<int64_t>("--resume-step", resume_step,
                                                      "continue from the checkpoint of this step; later ones are moved "
                                                      "aside")
-                        ->check(integer_in(0, kMaxSteps));
+                        ->check(integers_in(0, kMaxSteps));
     resume->excludes(automatic)->excludes(fresh);
     automatic->excludes(fresh);
     at_step->excludes(automatic)->excludes(fresh);
@@ -173,49 +200,85 @@ void check_command(const CLI::App& app) {
     }
 }
 
-template <class Number> CLI::Validator number_in(const std::string& range, Number low, Number high) {
-    auto check = [=](const std::string& text) {
-        Number value = 0;
-        const char* const end = text.data() + text.size();
-        const auto [rest, error] = std::from_chars(text.data(), end, value);
-        const bool is_accepted = error == std::errc() && rest == end && value >= low && value <= high;  // false if NaN
-        return is_accepted ? "" : format("must be %s, is %s", range.c_str(), printed(text).c_str());
-    };
-    return CLI::Validator(check, "");
-}
-
 }  // namespace
 
-void add_overrides(CLI::App& app, std::vector<std::string>& overrides) {
+const Argument& Argument::required() const { return option_->required(), *this; }
+
+const Argument& Argument::needs(const Argument& other) const { return option_->needs(other.option_), *this; }
+
+const Argument& Argument::excludes(const Argument& other) const { return option_->excludes(other.option_), *this; }
+
+const Argument& Argument::repeatable() const { return option_->take_all()->allow_extra_args(false), *this; }
+
+const Argument& Argument::check(const std::function<std::string(const std::string&)>& problem) const {
+    return option_->check(CLI::Validator(problem, "")), *this;
+}
+
+const Argument& Argument::integer_in(uint64_t low, uint64_t high) const {
+    return option_->check(integers_in(low, high)), *this;
+}
+
+const Argument& Argument::finite_in(double low, double high) const {
+    return option_->check(number_in(format("a finite number in [%g, %g]", low, high), low, high)), *this;
+}
+
+const Argument& Argument::one_of(const std::vector<std::string>& names) const {
+    return option_->check(CLI::IsMember(names)), *this;
+}
+
+const Argument& Argument::type_name(const char* name) const { return option_->type_name(name), *this; }
+
+const Argument& Argument::default_text(const std::string& text) const { return option_->default_str(text), *this; }
+
+const Argument& Argument::show_default() const { return option_->capture_default_str(), *this; }
+
+Command::Command(CLI::App& program, const char* name, const char* description)
+    : app_(program.add_subcommand(name, description)) {}
+
+Argument Command::add(const char* name, const ArgumentTarget& target, const char* help) const {
+    auto add = [&]<class T>(const T& value) {
+        if constexpr (std::is_same_v<T, bool*>)
+            return app_->add_flag(name, *value, help);
+        else if constexpr (std::is_pointer_v<T>)
+            return app_->add_option(name, *value, help);
+        else
+            return app_->add_option_function<std::string>(name, value, help);
+    };
+    return Argument(std::visit(add, target));
+}
+
+void Command::show_defaults() const { app_->option_defaults()->always_capture_default(); }
+
+void Command::on_parsed(const std::function<void()>& run) const { app_->callback(run); }
+
+void add_overrides(const Command& command, std::vector<std::string>& overrides) {
     auto check = [](const std::string& setting) {
         check_assignment(setting);
         return std::string();
     };
-    app.add_option("--set", overrides, "section.key=value: override a configuration key; may be repeated")
-        ->check(CLI::Validator(check, ""))
-        ->take_all()
-        ->allow_extra_args(false);
+    command.add("--set", &overrides, "section.key=value: override a configuration key; may be repeated")
+        .check(check)
+        .repeatable();
 }
 
-CLI::Validator integer_in(uint64_t low, uint64_t high) {
-    return number_in(format("an integer in [%zu, %zu]", low, high), low, high);
+std::vector<Argument> add_tokenizer_options(const Command& command, TokenizerChoice& choice) {
+    constexpr const char* kHelp =
+        "gpt2, or a file (default: tokenizer.json, vocab.json or gpt2_tokenizer.bin next to the weights)";
+    return {command.add("--tokenizer", &choice.file, kHelp).type_name("gpt2|FILE"),
+            command.add("--end-of-text", &choice.end_of_text, kEndOfTextHelp).type_name("TOKEN")};
 }
 
-CLI::Validator finite_in(double low, double high) {
-    return number_in(format("a finite number in [%g, %g]", low, high), low, high);
-}
-
-void add_ranks(CLI::App& app, CommandLine& line) {
-    auto* nproc = app.add_option("--nproc", line.nproc, "number of ranks to start on this machine");
-    nproc->check(integer_in(1, 1024));
-    auto add = [&](const char* name, void (*read)(const std::string&, LocalNode&), const char* help) {
-        return app.add_option_function<std::string>(
-            name, [&line, read](const std::string& text) { read(text, line.node); }, help);
-    };
-    auto* node = add("--node", read_node, "NUMBER/COUNT of this machine if --nproc runs on several, e.g. 0/2");
-    auto* master = add("--master", read_master, "HOST:PORT: machine 0 and a free port on it, e.g. node0:29500");
-    node->needs(nproc)->needs(master);
-    master->needs(node);
+void add_ranks(const Command& command, CommandLine& line) {
+    const Argument nproc =
+        command.add("--nproc", &line.nproc, "number of ranks to start on this machine").integer_in(1, 1024);
+    const Argument node = command.add(
+        "--node", [&line](const std::string& text) { read_node(text, line.node); },
+        "NUMBER/COUNT of this machine if --nproc runs on several, e.g. 0/2");
+    const Argument master = command.add(
+        "--master", [&line](const std::string& text) { read_master(text, line.node); },
+        "HOST:PORT: machine 0 and a free port on it, e.g. node0:29500");
+    node.needs(nproc).needs(master);
+    master.needs(node);
 }
 
 RankEnvironment launched_ranks() {
@@ -246,7 +309,7 @@ std::optional<CommandLine> run_command_line(int argc, char** argv, const std::st
     CLI::App* const train = app.add_subcommand("train", "train CONFIG, as without a command");
     for (CLI::App* trainer : {&app, train}) {
         add_training(*trainer, line);
-        add_ranks(*trainer, line);
+        add_ranks(Command(*trainer), line);
     }
     for (auto* add : {add_prepare, add_sample, add_plan, add_inspect, add_import, add_export, add_report}) add(app);
     add_eval(app, line);

@@ -1,13 +1,17 @@
 // The command line: the options of training, or another command. Each command has its own file.
 #pragma once
 
+#include <functional>
+#include <variant>
+
 #include "runtime/checkpoint/checkpoint.h"
 #include "runtime/cluster/cluster.h"
+#include "training/models/model_io.h"
 #include "training/profiler.h"
 
 namespace CLI {
 class App;
-class Validator;
+class Option;
 }  // namespace CLI
 
 // The options of training.
@@ -39,6 +43,50 @@ std::vector<std::string> with_start(const std::vector<std::string>& arguments, c
 
 // ---- for the files of the commands ----------------------------------------------------------------------------------
 
+// An argument of a command: an option, a flag or a positional argument. Wraps a CLI::Option, so that only
+// command_line.cpp includes CLI11's headers, which take seconds to compile.
+class Argument {
+public:
+    explicit Argument(CLI::Option* option) : option_(option) {}
+
+    const Argument& required() const;
+    const Argument& needs(const Argument& other) const;
+    const Argument& excludes(const Argument& other) const;
+    const Argument& repeatable() const;  // each occurrence takes one value
+
+    // Checks of a value. Bounds are inclusive. `problem` returns "" if the value is allowed, else "must be ...".
+    const Argument& check(const std::function<std::string(const std::string&)>& problem) const;
+    const Argument& integer_in(uint64_t low, uint64_t high) const;
+    const Argument& finite_in(double low, double high) const;
+    const Argument& one_of(const std::vector<std::string>& names) const;
+
+    // For --help: the kind of value, "FILE"; a text as the default; the variable's present value as the default.
+    const Argument& type_name(const char* name) const;
+    const Argument& default_text(const std::string& text) const;
+    const Argument& show_default() const;
+
+private:
+    CLI::Option* option_;
+};
+
+// The target of an argument: a flag, a value, a list of values, or a function that takes the text.
+using ArgumentTarget = std::variant<bool*, int*, uint64_t*, double*, std::string*, std::vector<std::string>*,
+                                    std::function<void(const std::string&)>>;
+
+// A command of the program, or the program itself. Wraps a CLI::App.
+class Command {
+public:
+    explicit Command(CLI::App& app) : app_(&app) {}
+    Command(CLI::App& program, const char* name, const char* description);
+
+    Argument add(const char* name, const ArgumentTarget& target, const char* help) const;
+    void show_defaults() const;                              // of the arguments that are added later
+    void on_parsed(const std::function<void()>& run) const;  // calls `run` when all arguments have been parsed
+
+private:
+    CLI::App* app_;
+};
+
 // Each adds a command with its options. The command runs when all arguments have been parsed, and prints to stdout.
 void add_prepare(CLI::App& app);
 void add_sample(CLI::App& app);
@@ -58,14 +106,13 @@ inline constexpr const char* kModelHelp =
     "run directory, RUN/checkpoints/step_N, Hugging Face directory or model file of llm.c";
 
 // --set, as load_config() takes it.
-void add_overrides(CLI::App& app, std::vector<std::string>& overrides);
+void add_overrides(const Command& command, std::vector<std::string>& overrides);
 
-// Validators of numbers for CLI::Option::check(). Bounds are inclusive.
-CLI::Validator integer_in(uint64_t low, uint64_t high);
-CLI::Validator finite_in(double low, double high);
+// Adds --tokenizer and --end-of-text, and returns them.
+std::vector<Argument> add_tokenizer_options(const Command& command, TokenizerChoice& choice);
 
 // Adds --nproc, --node and --master, for commands that run on several ranks.
-void add_ranks(CLI::App& app, CommandLine& line);
+void add_ranks(const Command& command, CommandLine& line);
 
 // The rank of this process if a launcher has started several to run a command. Returns a single rank if the variables
 // are inconsistent, or may belong to a pod, where every process inherits them: they are meant for training.

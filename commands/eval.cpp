@@ -1,4 +1,3 @@
-#include <CLI/App.hpp>
 #include <cmath>
 
 #include "commands/command_line.h"
@@ -158,35 +157,32 @@ void evaluate_on_all_ranks(const Options& options, const std::string& revision) 
 
 void add_eval(CLI::App& app, CommandLine& line) {
     auto options = std::make_shared<Options>();
-    CLI::App* parser =
-        app.add_subcommand("eval", "compute validation loss, perplexity of a text, or multiple-choice accuracy");
-    parser->add_option("MODEL", options->model, kModelHelp)->required();
-    parser->add_option("--data", options->data,
-                       "glob of token shards (default: the run's data.val, unless --text or --questions is given)");
-    parser->add_option("--batches", options->batches, "number of micro-batches of --data to evaluate; 0: all")
-        ->capture_default_str()
-        ->check(integer_in(0, 1'000'000'000));
-    parser->add_option("--text", options->text, "text to compute the perplexity of, in any format that prepare reads")
-        ->type_name("FILE");
-    parser
-        ->add_option("--stride", options->stride,
-                     "tokens between the starts of successive windows (default: the run's eval.stride)")
-        ->check(integer_in(0, 1 << 24));
-    auto* questions =
-        parser
-            ->add_option("--questions", options->questions, "multiple-choice questions as JSON Lines; may be repeated")
-            ->type_name("FILE")
-            ->take_all()
-            ->allow_extra_args(false);
-    parser->add_option("--limit", options->limit, "number of questions to ask from each file; 0: all")
-        ->capture_default_str()
-        ->check(integer_in(0, 1'000'000'000))
-        ->needs(questions);
-    parser->add_option("--batch", options->batch, "sequences per batch (default: the run's train.batch_size, or 1)")
-        ->check(integer_in(1, 1 << 20));
-    add_tokenizer_options(*parser, options->tokenizer);
-    add_ranks(*parser, line);
-    parser->callback([options, &line] {
+    const Command command(app, "eval", "compute validation loss, perplexity of a text, or multiple-choice accuracy");
+    command.add("MODEL", &options->model, kModelHelp).required();
+    command.add("--data", &options->data,
+                "glob of token shards (default: the run's data.val, unless --text or --questions is given)");
+    command.add("--batches", &options->batches, "number of micro-batches of --data to evaluate; 0: all")
+        .show_default()
+        .integer_in(0, 1'000'000'000);
+    command.add("--text", &options->text, "text to compute the perplexity of, in any format that prepare reads")
+        .type_name("FILE");
+    command
+        .add("--stride", &options->stride,
+             "tokens between the starts of successive windows (default: the run's eval.stride)")
+        .integer_in(0, 1 << 24);
+    const Argument questions =
+        command.add("--questions", &options->questions, "multiple-choice questions as JSON Lines; may be repeated")
+            .type_name("FILE")
+            .repeatable();
+    command.add("--limit", &options->limit, "number of questions to ask from each file; 0: all")
+        .show_default()
+        .integer_in(0, 1'000'000'000)
+        .needs(questions);
+    command.add("--batch", &options->batch, "sequences per batch (default: the run's train.batch_size, or 1)")
+        .integer_in(1, 1 << 20);
+    add_tokenizer_options(command, options->tokenizer);
+    add_ranks(command, line);
+    command.on_parsed([options, &line] {
         if (line.nproc == 0) evaluate_on_all_ranks(*options, line.revision);  // else main() starts the ranks
     });
 }

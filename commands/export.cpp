@@ -1,4 +1,3 @@
-#include <CLI/App.hpp>
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
@@ -16,6 +15,7 @@
 namespace {
 
 struct Options {
+    bool as_huggingface = false;  // must be set: the only format
     std::string checkpoint;
     std::string directory;
     std::string dtype = name_of(Dtype::fp32);
@@ -108,14 +108,14 @@ void export_huggingface(const Options& options) {
 
 void add_export(CLI::App& app) {
     auto options = std::make_shared<Options>();
-    CLI::App* parser = app.add_subcommand("export", "write a model for transformers");
-    parser->add_flag("--hf")->description("as a Hugging Face directory")->required();
-    parser->add_option("CHECKPOINT", options->checkpoint, kCheckpointHelp)->required();
-    parser->add_option("OUT", options->directory, "new or empty directory")->required();
-    parser->add_option("--dtype", options->dtype, "fp32 (exact, the default), bf16 or fp16")
-        ->check(CLI::IsMember({name_of(Dtype::fp32), name_of(Dtype::bf16), name_of(Dtype::fp16)}));
-    parser->add_option("--max-shard-bytes", options->most_bytes, "maximum bytes of weights per file")
-        ->capture_default_str()
-        ->check(integer_in(1, std::numeric_limits<int64_t>::max()));
-    parser->callback([options] { export_huggingface(*options); });
+    const Command command(app, "export", "write a model for transformers");
+    command.add("--hf", &options->as_huggingface, "as a Hugging Face directory").required();
+    command.add("CHECKPOINT", &options->checkpoint, kCheckpointHelp).required();
+    command.add("OUT", &options->directory, "new or empty directory").required();
+    command.add("--dtype", &options->dtype, "fp32 (exact, the default), bf16 or fp16")
+        .one_of({name_of(Dtype::fp32), name_of(Dtype::bf16), name_of(Dtype::fp16)});
+    command.add("--max-shard-bytes", &options->most_bytes, "maximum bytes of weights per file")
+        .show_default()
+        .integer_in(1, std::numeric_limits<int64_t>::max());
+    command.on_parsed([options] { export_huggingface(*options); });
 }

@@ -1,4 +1,3 @@
-#include <CLI/App.hpp>
 #include <filesystem>
 
 #include "commands/command_line.h"
@@ -103,23 +102,23 @@ void import_model(const Options& options) {
 
 void add_import(CLI::App& app) {
     auto options = std::make_shared<Options>();
-    CLI::App* parser = app.add_subcommand("import", "convert a Hugging Face or llm.c model, or continue its training");
-    CLI::Option* source = parser->add_option("SOURCE", options->source, "Hugging Face directory or llm.c model file");
-    CLI::Option* run = parser->add_option("RUN", options->run, "new or empty run directory")->needs(source);
-    source->needs(run);
-    for (CLI::Option* option : add_tokenizer_options(*parser, options->tokenizer)) option->needs(source);
-    CLI::Option* hf =
-        parser->add_option("--hf", options->continued, "Hugging Face directory of the model to continue training")
-            ->type_name("DIRECTORY")
-            ->excludes(source);
-    CLI::Option* out =
-        parser->add_option("--out", options->config, "configuration file to write")->type_name("FILE")->needs(hf);
-    hf->needs(out);
-    parser->add_option("--data", options->data, "data set directory of the new run, as made by prepare --out")
-        ->capture_default_str()
-        ->type_name("DIRECTORY")
-        ->needs(out);
-    parser->callback([options] {
+    const Command command(app, "import", "convert a Hugging Face or llm.c model, or continue its training");
+    const Argument source = command.add("SOURCE", &options->source, "Hugging Face directory or llm.c model file");
+    const Argument run = command.add("RUN", &options->run, "new or empty run directory").needs(source);
+    source.needs(run);
+    for (const Argument& option : add_tokenizer_options(command, options->tokenizer)) option.needs(source);
+    const Argument hf =
+        command.add("--hf", &options->continued, "Hugging Face directory of the model to continue training")
+            .type_name("DIRECTORY")
+            .excludes(source);
+    const Argument out =
+        command.add("--out", &options->config, "configuration file to write").type_name("FILE").needs(hf);
+    hf.needs(out);
+    command.add("--data", &options->data, "data set directory of the new run, as made by prepare --out")
+        .show_default()
+        .type_name("DIRECTORY")
+        .needs(out);
+    command.on_parsed([options] {
         if (options->continued.empty() && options->source.empty())
             fail(Exit::usage, "import needs SOURCE and RUN, or --hf DIRECTORY and --out FILE");
         options->continued.empty() ? import_model(*options) : write_configuration(*options);

@@ -1,4 +1,3 @@
-#include <CLI/App.hpp>
 #include <algorithm>
 #include <filesystem>
 #include <memory>
@@ -191,11 +190,11 @@ void inspect(const std::string& path) {
 
 void add_inspect(CLI::App& app) {
     auto path = std::make_shared<std::string>();
-    CLI::App* parser = app.add_subcommand("inspect", "identify a file or directory and check it");
-    parser
-        ->add_option("PATH", *path,
-                     "checkpoint, run, data set, token shard, tokenizer, safetensors file, Hugging Face directory or "
-                     "llm.c model file")
-        ->required();
-    parser->callback([path] { inspect(*path); });
+    const Command command(app, "inspect", "identify a file or directory and check it");
+    command
+        .add("PATH", path.get(),
+             "checkpoint, run, data set, token shard, tokenizer, safetensors file, Hugging Face directory or "
+             "llm.c model file")
+        .required();
+    command.on_parsed([path] { inspect(*path); });
 }

@@ -1,6 +1,5 @@
 #include "commands/lr_range.h"
 
-#include <CLI/App.hpp>
 #include <algorithm>
 #include <cmath>
 
@@ -169,19 +168,17 @@ void run_test(const Options& options, const std::string& revision) {
 
 void add_lr_range(CLI::App& app, CommandLine& line) {
     auto options = std::make_shared<Options>();
-    CLI::App* parser = app.add_subcommand("lr-range", "train briefly with a growing learning rate, to choose one");
-    parser->add_option("CONFIG", options->config, "JSON configuration of the run")->required();
-    add_overrides(*parser, options->overrides);
+    const Command command(app, "lr-range", "train briefly with a growing learning rate, to choose one");
+    command.add("CONFIG", &options->config, "JSON configuration of the run").required();
+    add_overrides(command, options->overrides);
     auto add_rate = [&](const char* flag, double& rate, const char* help) {
-        parser->add_option(flag, rate, help)->check(finite_in(1e-12, 1000));
+        command.add(flag, &rate, help).finite_in(1e-12, 1000);
     };
     add_rate("--from", options->from, "rate of the first step (default: optim.learning_rate / 100)");
     add_rate("--to", options->to, "rate of the last step (default: optim.learning_rate * 100)");
-    parser->add_option("--steps", options->steps, "number of steps")
-        ->capture_default_str()
-        ->check(integer_in(10, 100'000));
-    add_ranks(*parser, line);
-    parser->callback([options, &line] {
+    command.add("--steps", &options->steps, "number of steps").show_default().integer_in(10, 100'000);
+    add_ranks(command, line);
+    command.on_parsed([options, &line] {
         if (line.nproc == 0) run_test(*options, line.revision);  // else main() starts the ranks
     });
 }

@@ -1,6 +1,5 @@
 #include "model/plan.h"
 
-#include <CLI/App.hpp>
 #include <cstdio>
 
 #include "commands/command_line.h"
@@ -77,30 +76,29 @@ void plan(Options options) {
 
 void add_plan(CLI::App& app) {
     auto options = std::make_shared<Options>();
-    CLI::App* parser =
-        app.add_subcommand("plan", "estimate memory and FLOPs (speed too with --gpus) without allocating");
-    parser->add_option("CONFIG", options->config, "JSON configuration of the run")->required();
-    add_overrides(*parser, options->overrides);
+    const Command command(app, "plan", "estimate memory and FLOPs (speed too with --gpus) without allocating");
+    command.add("CONFIG", &options->config, "JSON configuration of the run").required();
+    add_overrides(command, options->overrides);
     ScalingInputs& machine = options->machine;
     machine.gpu = find_gpu("h100");
     machine.gpus = 0;
-    auto* gpus = parser->add_option("--gpus", machine.gpus, "predict the speed on this many GPUs, by ZeRO stage")
-                     ->check(integer_in(1, 1 << 20));
+    const Argument gpus = command.add("--gpus", &machine.gpus, "predict the speed on this many GPUs, by ZeRO stage")
+                              .integer_in(1, 1 << 20);
     auto add_rate = [&](const char* flag, double& rate, const char* help) {
         auto read = [&rate, flag](const std::string& text) { rate = parse_rate(text, flag); };
-        return parser->add_option_function<std::string>(flag, read, help)->needs(gpus);
+        return command.add(flag, read, help).needs(gpus);
     };
     auto read_gpu = [&machine](const std::string& name) { machine.gpu = find_gpu(name); };
-    parser->add_option_function<std::string>("--gpu", read_gpu, "GPU model: a100, h100, h200, b200, rtx4090, ...")
-        ->default_str(machine.gpu.name)
-        ->needs(gpus);
-    parser->add_option("--gpus-per-node", machine.gpus_per_node, "number of GPUs connected by NVLink or PCIe")
-        ->capture_default_str()
-        ->check(integer_in(1, 1 << 20))
-        ->needs(gpus);
+    command.add("--gpu", read_gpu, "GPU model: a100, h100, h200, b200, rtx4090, ...")
+        .default_text(machine.gpu.name)
+        .needs(gpus);
+    command.add("--gpus-per-node", &machine.gpus_per_node, "number of GPUs connected by NVLink or PCIe")
+        .show_default()
+        .integer_in(1, 1 << 20)
+        .needs(gpus);
     add_rate("--nvlink", machine.nvlink_bytes_per_s,
              "NVLink or PCIe bandwidth per GPU and direction, e.g. 450GB/s (default: the GPU's)");
     add_rate("--net", machine.net_bytes_per_s, "network bandwidth per GPU and direction, e.g. 50GB/s or 400Gb/s")
-        ->default_str("50GB/s");
-    parser->callback([options] { plan(*options); });
+        .default_text("50GB/s");
+    command.on_parsed([options] { plan(*options); });
 }

@@ -1,7 +1,5 @@
 #include "data/prepare/prepare.h"
 
-#include <CLI/App.hpp>
-
 #include "commands/command_line.h"
 #include "commands/suggest_config.h"
 #include "runtime/checkpoint/checkpoint.h"
@@ -55,45 +53,45 @@ void write_config(const Options& options, const PrepareSummary& data) {
 }  // namespace
 
 void add_prepare(CLI::App& app) {
-    auto command = std::make_shared<Options>();
-    PrepareOptions* options = &command->prepare;
-    options->gpt2_directory = data_directory("gpt2");
-    CLI::App* parser = app.add_subcommand("prepare", "tokenize text into shards and write a configuration");
-    parser
-        ->add_option("INPUT", options->inputs,
-                     "text, JSONL or Parquet files, text and JSONL also as .gz or .zst; nanoGPT's .bin; "
-                     "directories; -: standard input")
-        ->required();
-    parser->add_option("--out", options->out_dir, "directory for tokenizer.json and the shards")->required();
-    parser
-        ->add_option("--vocab-size", options->vocab_size,
-                     "vocabulary size of a new bpe tokenizer or of a .bin; "
-                     "default: the square root of the bytes of text, rounded to a power of two")
-        ->check(integer_in(0, 1 << 24));
-    parser->option_defaults()->always_capture_default();
-    parser->add_option("--minutes", command->minutes, "training time that config.json is made for; 0: do not write one")
-        ->check(finite_in(0, 1e6));
-    parser
-        ->add_option("--tokenizer", options->tokenizer,
-                     "bytes, bpe (trained on the text), chars (the text's characters), gpt2, or a tokenizer file")
-        ->type_name("bytes|bpe|chars|gpt2|FILE");
-    parser->add_option("--end-of-text", options->end_of_text, kEndOfTextHelp)->type_name("TOKEN")->default_str("");
-    parser->add_option("--val-fraction", options->val_fraction, "fraction held out for validation, from the end");
-    parser->add_option("--shard-tokens", options->shard_tokens, "maximum number of tokens per shard")
-        ->check(integer_in(1, INT32_MAX));
-    parser->add_option("--copies", options->copies, "number of copies of the training split, for short texts");
-    parser->add_option("--bpe-dropout", options->bpe_dropout,
-                       "probability of skipping a merge in the training split, so that its copies differ");
-    parser->add_option("--format", options->format, "input format: text, jsonl, parquet or bin");
-    parser->add_option("--field", options->field, "JSON key, or Parquet column, of the text; default: text");
-    parser->add_option("--threads", options->threads, "number of threads; 0: one per core. Does not affect the result");
-    parser->add_flag("--force", options->force, "replace the data set in the output directory");
-    parser->callback([command] {
+    auto options = std::make_shared<Options>();
+    PrepareOptions* prepared = &options->prepare;
+    prepared->gpt2_directory = data_directory("gpt2");
+    const Command command(app, "prepare", "tokenize text into shards and write a configuration");
+    command
+        .add("INPUT", &prepared->inputs,
+             "text, JSONL or Parquet files, text and JSONL also as .gz or .zst; nanoGPT's .bin; "
+             "directories; -: standard input")
+        .required();
+    command.add("--out", &prepared->out_dir, "directory for tokenizer.json and the shards").required();
+    command
+        .add("--vocab-size", &prepared->vocab_size,
+             "vocabulary size of a new bpe tokenizer or of a .bin; "
+             "default: the square root of the bytes of text, rounded to a power of two")
+        .integer_in(0, 1 << 24);
+    command.show_defaults();
+    command.add("--minutes", &options->minutes, "training time that config.json is made for; 0: do not write one")
+        .finite_in(0, 1e6);
+    command
+        .add("--tokenizer", &prepared->tokenizer,
+             "bytes, bpe (trained on the text), chars (the text's characters), gpt2, or a tokenizer file")
+        .type_name("bytes|bpe|chars|gpt2|FILE");
+    command.add("--end-of-text", &prepared->end_of_text, kEndOfTextHelp).type_name("TOKEN").default_text("");
+    command.add("--val-fraction", &prepared->val_fraction, "fraction held out for validation, from the end");
+    command.add("--shard-tokens", &prepared->shard_tokens, "maximum number of tokens per shard")
+        .integer_in(1, INT32_MAX);
+    command.add("--copies", &prepared->copies, "number of copies of the training split, for short texts");
+    command.add("--bpe-dropout", &prepared->bpe_dropout,
+                "probability of skipping a merge in the training split, so that its copies differ");
+    command.add("--format", &prepared->format, "input format: text, jsonl, parquet or bin");
+    command.add("--field", &prepared->field, "JSON key, or Parquet column, of the text; default: text");
+    command.add("--threads", &prepared->threads, "number of threads; 0: one per core. Does not affect the result");
+    command.add("--force", &prepared->force, "replace the data set in the output directory");
+    command.on_parsed([options] {
         install_signal_handlers();
-        const PrepareSummary data = prepare(command->prepare, [](const std::string& line) {
+        const PrepareSummary data = prepare(options->prepare, [](const std::string& line) {
             print_line(line);
             std::fflush(stdout);
         });
-        if (command->minutes > 0) write_config(*command, data);
+        if (options->minutes > 0) write_config(*options, data);
     });
 }

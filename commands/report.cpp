@@ -1,4 +1,3 @@
-#include <CLI/App.hpp>
 
 #include "commands/command_line.h"
 #include "commands/report_page.h"
@@ -57,9 +56,9 @@ void report(const Options& options) {
 
 void add_report(CLI::App& app) {
     auto options = std::make_shared<Options>();
-    CLI::App* parser = app.add_subcommand("report", "write an HTML page with curves and tables of one or more runs");
-    parser->add_option("RUN", options->runs, "one or more run directories")->required();
-    auto* out = parser->add_option("--out", options->out, "HTML file to write")->capture_default_str();
-    parser->add_flag("--text", options->text_only, "print the table only")->excludes(out);
-    parser->callback([options] { report(*options); });
+    const Command command(app, "report", "write an HTML page with curves and tables of one or more runs");
+    command.add("RUN", &options->runs, "one or more run directories").required();
+    const Argument out = command.add("--out", &options->out, "HTML file to write").show_default();
+    command.add("--text", &options->text_only, "print the table only").excludes(out);
+    command.on_parsed([options] { report(*options); });
 }

@@ -1,7 +1,5 @@
 #include <unistd.h>
 
-#include <CLI/App.hpp>
-#include <CLI/Validators.hpp>
 #include <sstream>
 
 #include "commands/command_line.h"
@@ -63,37 +61,31 @@ void print_samples(const Options& options) {
 
 void add_sample(CLI::App& app) {
     auto options = std::make_shared<Options>();
-    CLI::App* parser = app.add_subcommand("sample", "generate text from a model");
-    parser->option_defaults()->always_capture_default();
-    parser->add_option("MODEL", options->model, kModelHelp)->required();
+    const Command command(app, "sample", "generate text from a model");
+    command.show_defaults();
+    command.add("MODEL", &options->model, kModelHelp).required();
     Config::Sample& sample = options->generation.sample;
-    parser
-        ->add_option("--prompt", options->prompts,
-                     "text to continue, preceded by the token that begins every document, e.g. <|endoftext|>; may be "
-                     "repeated")
-        ->take_all()
-        ->allow_extra_args(false)
-        ->default_str("");
-    parser->add_option("--prompts", options->prompts_file, "file of prompts, one per line")->type_name("FILE");
-    parser->add_option("--tokens", sample.tokens, "number of tokens to generate")->check(integer_in(1, 1 << 24));
-    parser->add_option("--temperature", sample.temperature, "temperature; 0: greedy decoding")
-        ->check(finite_in(0, 1000));
-    parser->add_option("--top-k", sample.top_k, "sample from the k most likely tokens; 0: all")
-        ->check(integer_in(0, 1 << 24));
-    parser
-        ->add_option("--top-p", sample.top_p,
-                     "nucleus sampling: the smallest set of tokens with total probability P, after --top-k; 1: all")
-        ->check(finite_in(0, 1));
-    parser->add_option("--min-p", sample.min_p, "keep tokens at least P times as likely as the most likely one; 0: all")
-        ->check(finite_in(0, 1));
-    parser
-        ->add_option("--stop", options->generation.stops,
-                     "stop before this text; may be repeated: the first match counts")
-        ->take_all()
-        ->allow_extra_args(false)
-        ->check(CLI::Validator(check_stop, ""))
-        ->default_str("");
-    parser->add_option("--seed", options->generation.seed, "random seed")->check(integer_in(0, UINT64_MAX));
-    add_tokenizer_options(*parser, options->tokenizer);
-    parser->callback([options] { print_samples(*options); });
+    command
+        .add("--prompt", &options->prompts,
+             "text to continue, preceded by the token that begins every document, e.g. <|endoftext|>; may be "
+             "repeated")
+        .repeatable()
+        .default_text("");
+    command.add("--prompts", &options->prompts_file, "file of prompts, one per line").type_name("FILE");
+    command.add("--tokens", &sample.tokens, "number of tokens to generate").integer_in(1, 1 << 24);
+    command.add("--temperature", &sample.temperature, "temperature; 0: greedy decoding").finite_in(0, 1000);
+    command.add("--top-k", &sample.top_k, "sample from the k most likely tokens; 0: all").integer_in(0, 1 << 24);
+    command
+        .add("--top-p", &sample.top_p,
+             "nucleus sampling: the smallest set of tokens with total probability P, after --top-k; 1: all")
+        .finite_in(0, 1);
+    command.add("--min-p", &sample.min_p, "keep tokens at least P times as likely as the most likely one; 0: all")
+        .finite_in(0, 1);
+    command.add("--stop", &options->generation.stops, "stop before this text; may be repeated: the first match counts")
+        .repeatable()
+        .check(check_stop)
+        .default_text("");
+    command.add("--seed", &options->generation.seed, "random seed").integer_in(0, UINT64_MAX);
+    add_tokenizer_options(command, options->tokenizer);
+    command.on_parsed([options] { print_samples(*options); });
 }

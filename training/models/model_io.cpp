@@ -1,6 +1,5 @@
 #include "training/models/model_io.h"
 
-#include <CLI/App.hpp>
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -206,13 +205,6 @@ ModelSource::ModelSource(const std::string& from)
                      ? std::nullopt
                      : std::make_optional(open_checkpoint(path))),
       config(checkpoint ? config_of(*checkpoint) : config_of_weights(path)) {}
-
-std::vector<CLI::Option*> add_tokenizer_options(CLI::App& parser, TokenizerChoice& choice) {
-    constexpr const char* kHelp =
-        "gpt2, or a file (default: tokenizer.json, vocab.json or gpt2_tokenizer.bin next to the weights)";
-    return {parser.add_option("--tokenizer", choice.file, kHelp)->type_name("gpt2|FILE"),
-            parser.add_option("--end-of-text", choice.end_of_text, kEndOfTextHelp)->type_name("TOKEN")};
-}
 
 std::optional<Tokenizer> find_tokenizer(const TokenizerChoice& choice, const std::string& weights,
                                         const Config& config) {

@@ -11,11 +11,6 @@
 #include "runtime/cluster/cluster.h"
 #include "runtime/config/config.h"  // IWYU pragma: export
 
-namespace CLI {
-class App;
-class Option;
-}  // namespace CLI
-
 // The options of the model that a configuration describes, for rank `rank` of `ranks`.
 GptOptions gpt_options(const Config& config, int rank = 0, int ranks = 1);
 
@@ -83,7 +78,6 @@ inline LoadedModel load_model(const std::string& path, int batch, const Tokenize
 // directory of the weights; nullopt if there is none. Fails with Exit::config if it has more tokens than the model.
 std::optional<Tokenizer> find_tokenizer(const TokenizerChoice& choice, const std::string& weights,
                                         const Config& config);
-std::vector<CLI::Option*> add_tokenizer_options(CLI::App& parser, TokenizerChoice& choice);
 inline constexpr const char* kEndOfTextHelp =
     "end-of-text token (default: eos_token of tokenizer_config.json, or a common one like <|endoftext|>)";
 
