@@ -44,45 +44,55 @@ def gelu(x):
         return F.gelu(x)
 
 
+def layer_norm(width, bias):
+    return torch.nn.LayerNorm(width) if bias else torch.nn.LayerNorm(width, bias=False)  # PyTorch 2.0 has no bias=
+
+
 class Block(torch.nn.Module):
-    def __init__(self, heads, width):
+    def __init__(self, heads, width, bias=True, dropout=0.0):
         super().__init__()
-        self.heads = heads
-        self.ln_1, self.ln_2 = torch.nn.LayerNorm(width), torch.nn.LayerNorm(width)
-        self.qkv, self.proj = torch.nn.Linear(width, 3 * width), torch.nn.Linear(width, width)
-        self.fc, self.fc_proj = torch.nn.Linear(width, 4 * width), torch.nn.Linear(4 * width, width)
+        self.heads, self.dropout = heads, dropout
+        self.ln_1, self.ln_2 = layer_norm(width, bias), layer_norm(width, bias)
+        self.qkv, self.proj, self.fc, self.fc_proj = (
+            torch.nn.Linear(*sizes, bias=bias)
+            for sizes in ((width, 3 * width), (width, width), (width, 4 * width), (4 * width, width)))
+
+    def drop(self, x):
+        return F.dropout(x, self.dropout, self.training) if self.dropout else x
 
     def attend(self, q, k, v):
         if hasattr(F, "scaled_dot_product_attention"):
-            return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True,
+                                                  dropout_p=self.dropout if self.training else 0.0)
         length = q.shape[-2]
         mask = torch.ones(length, length, dtype=torch.bool).tril()
         scores = (q @ k.transpose(-2, -1)) * q.shape[-1] ** -0.5
-        return scores.masked_fill(~mask, float("-inf")).softmax(-1) @ v
+        return self.drop(scores.masked_fill(~mask, float("-inf")).softmax(-1)) @ v
 
     def forward(self, x):
         batch, length, width = x.shape
         q, k, v = (t.view(batch, length, self.heads, -1).transpose(1, 2)
                    for t in self.qkv(self.ln_1(x)).split(width, dim=2))
-        x = x + self.proj(self.attend(q, k, v).transpose(1, 2).reshape(batch, length, width))
-        return x + self.fc_proj(gelu(self.fc(self.ln_2(x))))
+        x = x + self.drop(self.proj(self.attend(q, k, v).transpose(1, 2).reshape(batch, length, width)))
+        return x + self.drop(self.fc_proj(gelu(self.fc(self.ln_2(x)))))
 
 
 class Gpt(torch.nn.Module):
-    def __init__(self, layers, heads, width, positions, vocab):
+    def __init__(self, layers, heads, width, positions, vocab, bias=True, dropout=0.0):
         super().__init__()
         self.wte, self.wpe = torch.nn.Embedding(vocab, width), torch.nn.Embedding(positions, width)
-        self.blocks = torch.nn.ModuleList(Block(heads, width) for _ in range(layers))
-        self.ln_f = torch.nn.LayerNorm(width)
+        self.blocks = torch.nn.ModuleList(Block(heads, width, bias, dropout) for _ in range(layers))
+        self.ln_f, self.dropout = layer_norm(width, bias), dropout
         for weights in (self.wte.weight, self.wpe.weight):
             torch.nn.init.normal_(weights, std=0.02)
 
-    def forward(self, tokens, targets):
+    def forward(self, tokens, targets, reduction="mean"):
         x = self.wte(tokens) + self.wpe(torch.arange(tokens.shape[1], device=tokens.device))
+        x = F.dropout(x, self.dropout, self.training) if self.dropout else x
         for block in self.blocks:
             x = block(x)
         logits = self.ln_f(x) @ self.wte.weight.T
-        return F.cross_entropy(logits.float().view(-1, logits.shape[-1]), targets.reshape(-1))
+        return F.cross_entropy(logits.float().view(-1, logits.shape[-1]), targets.reshape(-1), reduction=reduction)
 
 
 class LlamaBlock(torch.nn.Module):
