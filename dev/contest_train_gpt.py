@@ -25,10 +25,10 @@ LATE_S = 1  # a run that is this late ends at once, with a higher learning rate 
 
 # prepare.* are options of `prepare`; the other keys change configs/quickstart.json. Values are JSON.
 SETTINGS = {
-    "prepare.vocab_size": 2048,
+    "prepare.vocab_size": 4096,
     "prepare.copies": 11,
     "prepare.bpe_dropout": 0.03,
-    "eval.stride": 4,
+    "eval.stride": 8,
 }
 # Only the time ends the run. It writes one checkpoint.
 FIXED = {"train.max_steps": 0, "data.val": "", "eval.every_steps": 0, "sample.every_steps": 0,

@@ -154,7 +154,8 @@ class Contest(unittest.TestCase):
         (record,), _ = self.contest(ROOT / "dev/contest_train_gpt.py", "--seconds", "300", CONTEST_SETTINGS=settings)
         self.assertEqual(record["settings"], settings)
         config = json.loads((self.dir / "out/contest_train_gpt_1/out/run/config.json").read_text())
-        self.assertEqual((config["model"]["n_layer"], config["model"]["vocab_size"], config["run"]["seed"]), (1, 300, 1))
+        model = config["model"]
+        self.assertEqual((model["n_layer"], model["vocab_size"], config["run"]["seed"]), (1, 300, 1))
         (self.dir / "held_out.txt").write_text(self.text[-record["held_out_bytes"]:])
         said = subprocess.run([TRAINER, "eval", "out/contest_train_gpt_1/out/run", "--text", "held_out.txt"], text=True,
                               cwd=self.dir, check=True, capture_output=True, env=ENVIRONMENT).stdout
