@@ -3,11 +3,14 @@ row may also name its tests, as in host_faults.py."""
 from kernel_faults import CUDA
 
 OPTIMIZER, GRAD_NORM, FILL = CUDA + "optimizer.cu", CUDA + "grad_norm.cu", CUDA + "fill.cu"
+EIGENBASIS, SOAP = CUDA + "eigenbasis.cu", "model/soap.cpp"
 RULES = "kernels/shared/update_rules.h"
 MATRICES, UPDATE, GPT = "model/matrices.cpp", "model/update.cpp", "model/gpt.cpp"
 MUON, OWNERS = "test_cpu: *Muon*", "test_cpu: every matrix has an owner*"
 MUON_RANKS = "program: test_ranks.Ranks.test_muon_has_the_same_bits_for_any_number_of_ranks_at_every_stage"
 NORMUON_RANKS = "program: test_ranks.Ranks.test_normuon_has_the_same_bits_for_any_number_of_ranks"
+SOAP_STEPS, SOAP_SKIPS = "test_cpu: 20 steps of SOAP*", "test_cpu: SOAP changes nothing*"
+SOAP_RANKS = "program: test_ranks.Ranks.test_soap_has_the_same_bits_for_any_number_of_ranks"
 AVERAGE = "program: test_average"
 GROUP_RATES, SCHEDULE = "program: test_resume.Resume.test_schedules_of_groups", "runtime/config/schedule.cpp"
 LAYERS = "test_cpu: 20 steps of LAMB*"
@@ -39,7 +42,7 @@ FAULTS = [
     (OPTIMIZER, "the direction has the place of the gradient", "op.direction.template as<T>() + chunk.state_begin;\n"
      "    float* m", "op.direction.template as<T>() + chunk.begin;\n    float* m"),
     (OPTIMIZER, "the momentum is not stored",
-     "        store_pack<kWhole>(m + place, pack_floats(average), available);\n", ""),
+     "        if (m) store_pack<kWhole>(m + place, pack_floats(average), available);\n", ""),
     (OPTIMIZER, "packs of 16-bit directions are not checked for alignment", "is_aligned(master, param, direction)",
      "is_aligned(master, param)"),
     (OPTIMIZER, "apply_direction leaves the parameter", "if (param) store_pack", "if (false) store_pack"),
@@ -79,7 +82,7 @@ FAULTS = [
     (RULES, "a layer without weights does not move", "numerator > 0 && denominator > 0 ? numerator / denominator : 1",
      "denominator > 0 ? numerator / denominator : 1"),
     (RULES, "LAMB's direction lacks the decay",
-     "std::fma(s.weight_decay, master, m / s.bias_correction1 / denominator)", "m / s.bias_correction1 / denominator"),
+     "std::fma(s.weight_decay, master, adam_step(s, m, g, v))", "adam_step(s, m, g, v)"),
     (RULES, "LARS's norm of the gradient includes no decay", "direction + double(s.weight_decay) * weights",
      "direction"),
     (RULES, "LARS's momentum holds gradients without their rate",
@@ -100,6 +103,51 @@ FAULTS = [
      "    sum += unpack(load_some<kAligned>(inp + i, op.count - i));\n"
      "    sum += unpack(load_some<kAligned>(inp + i, op.count - i));\n"),
     (FILL, "whole packs are written at the end", "pack_floats(values), op.count - i);", "pack_floats(values), kSize);"),
+    (FILL, "scaled_add adds after gradients that are not finite",
+     "if (op.grad_norm && op.grad_norm->non_finite_tensor >= 0) return;", "if (false) return;"),
+    (OPTIMIZER, "the gradient without a momentum lacks its factor", ": gradient.value[i] * grad_scale;",
+     ": gradient.value[i];"),
+    (EIGENBASIS, "components are subtracted once", "pass < 2", "pass < 1"),
+    (EIGENBASIS, "no barrier before the components are read",
+     "                __syncthreads();\n                for (int c = thread", "                for (int c = thread"),
+    (EIGENBASIS, "no barrier before a row is read",
+     "                __syncthreads();\n                for (int r = warp", "                for (int r = warp"),
+    (EIGENBASIS, "NaN rows stay", "!(norm > op.tolerance)", "norm <= op.tolerance"),
+    (EIGENBASIS, "a dependent row is not replaced", "(attempt == 0 ? op.inp : op.fallback)", "op.inp"),
+    (EIGENBASIS, "a row of zeros is divided by its norm", "norm > 0 ? 1 / norm : 0", "1 / norm"),
+    (EIGENBASIS, "adam_direction changes moments after gradients that are not finite",
+     " || op.grad_norm->non_finite_tensor >= 0", ""),
+    (RULES, "Adam's direction lacks the correction of the first moment", "return m / s.bias_correction1 /",
+     "return m /"),
+    # ---- SOAP
+    (SOAP, "the gradient's rotation lacks a transpose",
+     "multiply_by_transposed(s, state.x, state.product, right_basis, rows, cols, cols)",
+     "multiply(s, state.x, state.product, right_basis, rows, cols, cols)", SOAP_STEPS),
+    (SOAP, "the direction is rotated back on one side only",
+     "multiply_transposed(s, gradient, left_basis, state.product, rows, rows, cols)",
+     "multiply(s, gradient, left_basis, state.product, rows, rows, cols)", SOAP_STEPS),
+    (SOAP, "the bases stay the first ones", "    accumulate(s, basis, after, count, 0, 1);",
+     "    if (is_first) accumulate(s, basis, after, count, 0, 1);", SOAP_STEPS),
+    (SOAP, "the bases change one step early", "(s.update_number - 1) %", "s.update_number %", SOAP_STEPS),
+    (SOAP, "one iteration in the first step", "is_first ? kSoapInitialIterations : 1", "1", SOAP_STEPS),
+    (SOAP, "all matrices share one second moment", "state.slots[1][number]", "state.slots[1][0]", SOAP_STEPS),
+    (SOAP, "a panel is not orthogonal to those before it", "if (done > 0) subtract_components",
+     "if (false) subtract_components", SOAP_STEPS),
+    (SOAP, "components that rounding left are not subtracted again", "if (done == 0) continue;", "continue;",
+     SOAP_STEPS),
+    (SOAP, "a dependent row becomes 0", ".fallback = fallback.as<float>()", ".fallback = panel.as<float>()",
+     SOAP_STEPS),
+    (SOAP, "averages change after gradients that are not finite", ".grad_norm = s.grad_norm});\n}\n\n// Subtracts",
+     ".grad_norm = nullptr});\n}\n\n// Subtracts", SOAP_SKIPS),
+    (UPDATE, "SOAP's corrections count the first step", "std::max<int64_t>(t - 1, 1) : t", "t : t", SOAP_STEPS),
+    (GPT, "every step of SOAP is the first", "    s.update_number = settings.update;\n", "", SOAP_STEPS),
+    (MATRICES, "SOAP's first step moves weights", "if (is_soap && s.update_number == 1) return;", "", SOAP_STEPS),
+    ("model/optimizers.cpp", "the owners of SOAP get gradients in BF16", "cols_by_cols}},\n         Dtype::fp32}",
+     "cols_by_cols}},\n         Dtype::bf16}", SOAP_STEPS),
+    (MATRICES, "SOAP's gradients go to the rank after the owner", "message(matrix.owner, direction_at",
+     "message((matrix.owner + 1) % s.options.ranks, direction_at", SOAP_RANKS),
+    (MATRICES, "pieces of SOAP's gradients arrive at the beginning of the matrix",
+     ".from(theirs.first - matrix.first);", ";", SOAP_RANKS),
     # ---- matrices and their owners
     (MATRICES, "a matrix has no owner", "matrices[i].owner = int(least - load.begin());",
      "if (i > 0) matrices[i].owner = int(least - load.begin()); else matrices[i].owner = layout.ranks;", OWNERS),

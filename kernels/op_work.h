@@ -179,9 +179,10 @@ inline Work work_of(const TrustSums& op, size_t elements) {
 
 inline Work work_of(const TrustRatios& op) { return {"trust_ratios", 0, 0, format("layers %d", op.n_layers)}; }
 
-// Reads the gradient, reads and writes the momentum.
+// Reads the gradient; reads and writes the momentum, if any.
 inline Work work_of(const MomentumDirection& op, size_t elements) {
-    return {"momentum_direction", 0, double(elements) * 3 * sizeof(float) + bytes_of(op.direction, double(elements)),
+    return {"momentum_direction", 0,
+            double(elements) * (op.m ? 3 : 1) * sizeof(float) + bytes_of(op.direction, double(elements)),
             format("elements %zu", elements)};
 }
 
@@ -202,6 +203,14 @@ inline Work work_of(const RowNormalize& op) {
     const double count = double(op.rows) * double(op.cols);
     return {"row_normalize", 0, bytes_of(op.out, count) + bytes_of(op.inp, count) + 2 * double(op.rows) * sizeof(float),
             format("rows %d, cols %d", op.rows, op.cols)};
+}
+
+inline Work work_of(const OrthonormalizeRows& op) {
+    return {"orthonormalize_rows", 0, 2 * double(op.rows) * op.cols * sizeof(float), rows_and_cols(op.rows, op.cols)};
+}
+
+inline Work work_of(const AdamDirection& op) {
+    return {"adam_direction", 0, double(op.count) * 5 * sizeof(float), format("count %zu", op.count)};
 }
 
 inline Work work_of(const Cast& op) {

@@ -126,10 +126,11 @@ void trust_ratios(const TrustRatios& op, Stream stream);
 // in neural networks", 2024; torch.optim.Muon). Between the first and the second, the model replaces the direction.
 
 // The direction of a momentum update, where g is the gradient multiplied by grad_norm->scale:
-// m = m + (1 - momentum) (g - m);  direction = m or, with Nesterov's momentum, g + momentum (m - g).
+// m = m + (1 - momentum) (g - m);  direction = m or, with Nesterov's momentum, g + momentum (m - g). Without m,
+// direction = g.
 struct MomentumDirection {
     View direction;                // flat  =, at the chunk's state_begin
-    float* m;                      // flat, updated, at the chunk's state_begin; starts at 0
+    float* m;                      // flat, updated, at the chunk's state_begin; starts at 0; or null
     const float* grad;             // flat, at the chunk's begin
     const Chunk* chunks;           // (n_chunks), any subset, in any order
     const UpdateScalars* scalars;  // (groups); reads `momentum`
@@ -191,7 +192,36 @@ struct ScaledAdd {
     ConstView a, b;  // (count)
     size_t count;
     float alpha, beta;
+    const GradNorm* grad_norm = nullptr;  // if not null and a gradient is not finite, nothing changes
 };
 void scaled_add(const ScaledAdd& op, Stream stream);
+
+// Adam's direction from a moment and a gradient in another basis, for SOAP: v = beta2 v + (1 - beta2) grad^2;
+// out = (m / bias_correction1) / (sqrt(v) / root_bias_correction2 + eps).
+struct AdamDirection {
+    float* out;                 // (count)  =; may be m or grad
+    float* v;                   // (count), updated; starts at 0
+    const float* m;             // (count)
+    const float* grad;          // (count)
+    const GradNorm* grad_norm;  // if a gradient is not finite, nothing changes
+    size_t count;
+    UpdateScalars scalars;
+};
+void adam_direction(const AdamDirection& op, Stream stream);
+
+// Gram-Schmidt orthonormalization. Row r of out is row r of inp without its components along the rows of out before it,
+// divided by its norm. Components are subtracted twice (Giraud et al., "Rounding error analysis of the classical
+// Gram-Schmidt orthogonalization process", Numerische Mathematik 101, 2005). If the norm before the division is at most
+// `tolerance` or NaN, the row of `fallback` replaces inp's; if its rest is 0 too, the row of out is 0. Sums are in
+// double. The bits do not depend on addresses.
+inline constexpr int kMaxOrthonormalized = 32;
+struct OrthonormalizeRows {
+    float* out;             // (rows, cols)  =
+    const float* inp;       // (rows, cols)
+    const float* fallback;  // (rows, cols); may be inp
+    int rows, cols;         // rows: at most kMaxOrthonormalized
+    float tolerance;
+};
+void orthonormalize_rows(const OrthonormalizeRows& op, Stream stream);
 
 }  // namespace ops

@@ -191,6 +191,7 @@ void Gpt::begin_step(const StepSettings& settings) {
             "begin_step: sequences of %d tokens must be %d tokens split into at most %d parts", s.seq_len,
             s.options.seq_len, s.options.max_parts);
     s.average_weight = settings.average_weight;
+    s.update_number = settings.update;
     s.micro_steps_done = 0;
     s.measure = settings.measure;
     s.measure_first = settings.measure_first;

@@ -8,6 +8,7 @@
 #include "kernels/numeric.h"
 #include "kernels/op_stream.h"
 #include "kernels/ops.h"
+#include "model/soap.h"
 #include "model/state.h"
 
 namespace {
@@ -245,13 +246,21 @@ void place_matrices(GptState& s, Arena& arena) {
     if (state.rule < 0) return;
     state.matrices = lay_out_matrices(s.layout);
 
-    size_t whole = 0, largest = 0, largest_gram = 0, scratch = 0;
+    const bool is_soap = row_of(s).kind == OptimizerKind::soap;
+    size_t whole = 0, largest = 0, largest_gram = 0, sums = 0, scratch = 0;
     for (const Matrix& matrix : state.matrices) {
         state.whole_begin.push_back(whole);
         if (matrix.owner != s.options.rank) continue;
         whole += round_up(matrix.count(), kTensorAlignment);
+        if (is_soap) {
+            const SoapMemory memory = soap_memory(matrix);
+            largest = largest_gram = std::max(largest, memory.square);
+            sums = std::max(sums, memory.panels), scratch = std::max(scratch, memory.scratch_bytes);
+            continue;
+        }
         largest = std::max(largest, matrix.count());
         largest_gram = std::max(largest_gram, size_t(matrix.smaller()) * size_t(matrix.smaller()));
+        sums = largest_gram;
         ops::FrobeniusNormalize norm{};
         norm.count = matrix.count();
         ops::MatmulBackwardWeight gram{};
@@ -274,14 +283,14 @@ void place_matrices(GptState& s, Arena& arena) {
             if (is_own && next) next += round_up(slot_elements(slot, matrix), kTensorAlignment);
         }
     }
-    const Dtype type = type_of_iteration(s);
+    const Dtype type = is_soap ? Dtype::fp32 : type_of_iteration(s), exchange = row_of(s).exchange;
     const RuleState& rule = s.update.rules[size_t(state.rule)];
-    state.direction = arena.take("matrices", "direction", rule.elements, Dtype::bf16);
-    if (s.options.is_sharded()) state.whole = arena.take("matrices", "whole", whole, Dtype::bf16);
+    state.direction = arena.take("matrices", "direction", rule.elements, exchange);
+    if (s.options.is_sharded()) state.whole = arena.take("matrices", "whole", whole, exchange);
     state.x = arena.take("matrices", "x", largest, type);
     state.gram = arena.take("matrices", "gram", largest_gram, type);
     state.product = arena.take("matrices", "product", std::max(largest, largest_gram), type);
-    state.gram_sums = arena.take<float>("matrices", "gram_sums", largest_gram);
+    state.gram_sums = arena.take<float>("matrices", "gram_sums", sums);
     state.scratch = arena.take<std::byte>("matrices", "matrix_scratch", scratch);
     list_messages(s);
 }
@@ -292,7 +301,7 @@ Ticket begin_matrices(GptState& s) {
     const RuleState& rule = s.update.rules[size_t(state.rule)];
     run(s.stream, ops::momentum_direction,
         {.direction = state.direction,
-         .m = rule.slots[0],
+         .m = rule.slots.empty() ? nullptr : rule.slots[0],
          .grad = s.own_grad,
          .chunks = s.update_chunks + rule.first_chunk,
          .scalars = s.update_scalars,
@@ -308,11 +317,18 @@ void finish_matrices(GptState& s, Ticket directions) {
     MatrixState& state = s.matrix;
     if (state.rule < 0) return;
     const RuleState& rule = s.update.rules[size_t(state.rule)];
+    const bool is_soap = rule.rule == OptimizerKind::soap;
     s.update_time.stop(s.stream);
     wait(directions, s.comm, s.stream);
     s.update_time.start(s.stream);
     for (size_t number = 0; number < state.matrices.size(); number++)
-        if (state.matrices[number].owner == s.options.rank) orthogonalize(s, number);
+        if (state.matrices[number].owner == s.options.rank) {
+            if (is_soap)
+                soap_direction(s, number, whole_matrix(s, number));
+            else
+                orthogonalize(s, number);
+        }
+    if (is_soap && s.update_number == 1) return;  // only finds the bases
     s.update_time.stop(s.stream);
     if (s.comm.size > 1) wait(exchange(state.results, s.comm, s.stream), s.comm, s.stream);
     s.update_time.start(s.stream);

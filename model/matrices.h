@@ -2,7 +2,8 @@
 //
 // Each rank computes the momentum of its elements, sends the pieces of a matrix to the matrix's owner, and gets back
 // its pieces of the result. Gradients, masters and momentum stay sharded as with every optimizer. A matrix is
-// orthogonalized once, on its owner, so its bits are the same at any number of ranks and any ZeRO stage.
+// orthogonalized once, on its owner, so its bits are the same at any number of ranks and any ZeRO stage. In SOAP the
+// pieces of gradients travel, and the owner keeps all state.
 #pragma once
 
 #include <algorithm>
@@ -34,10 +35,11 @@ struct MatrixState {
     std::vector<Matrix> matrices;
     std::vector<size_t> whole_begin;         // of each own matrix in `whole`
     std::vector<std::vector<float*>> slots;  // per OptimizerRow::matrix_slots: the state of each own matrix
-    View direction;              // bf16, laid out like the rule's state: the momentum's direction, then the result
-    View whole;                  // bf16: this rank's own matrices; null without shards, where `direction` has them
+    // In the exchange's type. `direction`: laid out like the rule's state; the momentum's direction, or the gradient in
+    // SOAP, then the result. `whole`: this rank's own matrices; null without shards, where `direction` has them.
+    View direction, whole;
     View x, gram, product;       // for the largest own matrix, in the type of the iteration
-    float* gram_sums = nullptr;  // the Gram matrix of a matrix with more rows than columns
+    float* gram_sums = nullptr;  // the Gram matrix of a matrix with more rows than columns; SOAP: see model/soap.h
     void* scratch = nullptr;
     Exchange directions, results;  // to the owners; from them
 };
@@ -55,5 +57,5 @@ void place_matrices(GptState& s, Arena& arena);
 
 // Starts the update of the matrices: momentum, and the exchange with the owners. Does nothing without a rule.
 Ticket begin_matrices(GptState& s);
-// Finishes it: orthogonalization, the exchange back, and the step on the masters.
+// Finishes it: orthogonalization or SOAP's direction, the exchange back, and the step on the masters.
 void finish_matrices(GptState& s, Ticket directions);

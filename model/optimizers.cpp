@@ -4,11 +4,14 @@
 
 #include "kernels/base/check.h"
 
-// Defaults are torch.optim's, except AdamW's beta2, which is GPT-3's, and SGD's momentum. Lion, LAMB, LARS and NorMuon
-// have their papers' defaults.
+// Defaults are torch.optim's, except AdamW's beta2, which is GPT-3's, and SGD's momentum. Lion, LAMB, LARS, NorMuon
+// and SOAP have their papers' defaults.
 static const std::vector<OptimizerRow>& optimizer_table() {
     using S = OptimizerSettings;
     using K = OptimizerKind;
+    const auto rows_by_rows = [](size_t rows, size_t) { return std::vector{rows, rows}; };
+    const auto cols_by_cols = [](size_t, size_t cols) { return std::vector{cols, cols}; };
+    const auto whole = [](size_t rows, size_t cols) { return std::vector{rows, cols}; };
     static const std::vector<OptimizerRow> table = {
         {K::adamw, {{"m"}, {"v"}}, {{&S::beta1, 0.9}, {&S::beta2, 0.95}, {&S::eps, 1e-8}}},
         {K::adam, {{"m"}, {"v"}}, {{&S::beta1, 0.9}, {&S::beta2, 0.999}, {&S::eps, 1e-8}}},
@@ -24,6 +27,17 @@ static const std::vector<OptimizerRow>& optimizer_table() {
          {{&S::momentum, 0.95}, {&S::nesterov, true}, {&S::muon_beta2, 0.95}},
          UpdateScope::matrix,
          {{"row_v", [](size_t rows, size_t) { return std::vector{rows}; }}}},
+        {K::soap,
+         {},
+         {{&S::beta1, 0.95}, {&S::beta2, 0.95}, {&S::eps, 1e-8}},
+         UpdateScope::matrix,
+         {{"m", whole},
+          {"v", whole},
+          {"left", rows_by_rows},
+          {"right", cols_by_cols},
+          {"left_basis", rows_by_rows},
+          {"right_basis", cols_by_cols}},
+         Dtype::fp32},
     };
     return table;
 }

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "kernels/base/choices.h"
+#include "kernels/numeric.h"
 
 // Settings of some tensors that differ from the others'.
 struct TensorGroup {
@@ -33,7 +34,8 @@ struct OptimizerSettings {
     MuonIteration muon_iteration = MuonIteration::newton_schulz;
     MuonScale muon_scale = MuonScale::adamw_rms;
     double muon_beta2 = 0.95;     // NorMuon: decay rate of the rows' second moment
-    bool cautious_decay = false;  // Muon, NorMuon: decay only weights that the update also moves towards 0
+    int soap_interval = 10;       // steps between updates of SOAP's bases
+    bool cautious_decay = false;  // optimizers of matrices: decay only weights that the update also moves towards 0
     double weight_decay = 0.1;
     double grad_clip = 1.0;    // maximum global gradient norm; 0: no clipping
     TensorGroups groups = {};  // a later group overrides an earlier one
@@ -67,6 +69,7 @@ struct OptimizerRow {
     std::vector<OptimizerSetting> settings;
     UpdateScope scope = UpdateScope::element;
     std::vector<MatrixSlot> matrix_slots = {};
+    Dtype exchange = Dtype::bf16;  // type in which the pieces of matrices travel to their owners and back
 
     bool is_of_matrices() const { return scope == UpdateScope::matrix; }
 };

@@ -88,6 +88,7 @@ struct GptState {
     void* comm_scratch = nullptr;                  // the same for collectives
     int micro_steps = 0, seq_len = 0;              // this step's
     double average_weight = 1;                     // this step's
+    int64_t update_number = 1;                     // this step's, as in StepSettings
     int micro_steps_done = 0;                      // since begin_step()
     float host_loss_scale = 1;                     // this step's, as in loss_scale
     bool measure = false;                          // this step's norms are requested

@@ -231,8 +231,10 @@ ops::UpdateScalars update_scalars(const OptimizerSettings& settings, const Updat
     const float rate = float(learning_rate * group.lr_scale);
     const double beta1 = group.beta1 < 0 ? settings.beta1 : group.beta1;
     const double beta2 = group.beta2 < 0 ? settings.beta2 : group.beta2;
-    const float correction1 = float(1 - std::pow(beta1, double(t)));
-    const float correction2 = float(1 - std::pow(beta2, double(t)));
+    // SOAP has no moments of the first step, which only finds its bases.
+    const double steps = double(group.rule == OptimizerKind::soap ? std::max<int64_t>(t - 1, 1) : t);
+    const float correction1 = float(1 - std::pow(beta1, steps));
+    const float correction2 = float(1 - std::pow(beta2, steps));
     return {.learning_rate = rate,
             .weight_decay = float(group.weight_decay),
             .keep = float(1 - double(rate) * float(group.weight_decay)),

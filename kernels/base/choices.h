@@ -46,9 +46,9 @@ constexpr auto names_of(AttentionBias) { return std::array{"none", "qkv", "all"}
 enum class QkNorm : int { none, unit, weight };
 constexpr auto names_of(QkNorm) { return std::array{"none", "unit", "weight"}; }
 
-enum class OptimizerKind : int { adamw, adam, sgd, lion, rmsprop, adagrad, lamb, lars, muon, normuon };
+enum class OptimizerKind : int { adamw, adam, sgd, lion, rmsprop, adagrad, lamb, lars, muon, normuon, soap };
 constexpr auto names_of(OptimizerKind) {
-    return std::array{"adamw", "adam", "sgd", "lion", "rmsprop", "adagrad", "lamb", "lars", "muon", "normuon"};
+    return std::array{"adamw", "adam", "sgd", "lion", "rmsprop", "adagrad", "lamb", "lars", "muon", "normuon", "soap"};
 }
 
 // The polynomials by which Muon orthogonalizes a matrix, and the scale of the result.

@@ -38,6 +38,7 @@ void add(const Add& op, Stream) {
 }
 
 void scaled_add(const ScaledAdd& op, Stream) {
+    if (op.grad_norm && op.grad_norm->non_finite_tensor >= 0) return;
     dispatch("scaled_add", op.out, op.a, op.b, [&]<class Out, class A, class B>() {
         parallel_blocks(op.count, kBlock, [&](size_t begin, size_t end) {
             Out* out = op.out.template as<Out>();

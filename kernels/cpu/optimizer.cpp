@@ -17,12 +17,14 @@ template <class T> void store_param(T* param, const float* master, const Chunk& 
     for (int i = 0; i < chunk.count; i++) param[chunk.begin + i] = from_float<T>(master[chunk.begin + i]);
 }
 
-template <class T> double squared_sum(const T* values, int count) {
+template <class T> double dot(const T* a, const T* b, int count) {
     double sum = 0;
 #pragma omp simd reduction(+ : sum)
-    for (int i = 0; i < count; i++) sum += double(to_float(values[i])) * double(to_float(values[i]));
+    for (int i = 0; i < count; i++) sum += double(to_float(a[i])) * double(to_float(b[i]));
     return sum;
 }
+
+template <class T> double squared_sum(const T* values, int count) { return dot(values, values, count); }
 
 // Calls body(chunk) for each chunk, or for none if a gradient is not finite.
 template <class Op, class Body> void for_chunks(const Op& op, Body&& body) {
@@ -68,8 +70,13 @@ template <class Rule> void sum_chunk(const TrustSums& op, const Chunk& chunk) {
 template <class T> void direct_chunk(const MomentumDirection& op, const Chunk& chunk) {
     const float momentum = op.scalars[chunk.group].momentum, grad_scale = op.grad_norm->scale;
     T* direction = op.direction.as<T>() + chunk.state_begin;
-    float* m = op.m + chunk.state_begin;
     const float* grad = op.grad + chunk.begin;
+    if (!op.m) {
+#pragma omp simd
+        for (int i = 0; i < chunk.count; i++) direction[i] = from_float<T>(grad[i] * grad_scale);
+        return;
+    }
+    float* m = op.m + chunk.state_begin;
 #pragma omp simd
     for (int i = 0; i < chunk.count; i++)
         direction[i] = from_float<T>(momentum_step(momentum, op.nesterov, grad[i], grad_scale, m[i]));
@@ -199,6 +206,55 @@ size_t row_normalize_scratch_bytes(const RowNormalize& op) { return size_t(op.ro
 
 size_t frobenius_normalize_scratch_bytes(const FrobeniusNormalize& op) {
     return (op.count + kPart - 1) / kPart * sizeof(double);
+}
+
+void adam_direction(const AdamDirection& op, Stream) {
+    if (op.grad_norm->non_finite_tensor >= 0) return;
+    parallel_blocks(op.count, kPart, [&](size_t begin, size_t end) {
+#pragma omp simd
+        for (size_t i = begin; i < end; i++) op.out[i] = adam_step(op.scalars, op.m[i], op.grad[i], op.v[i]);
+    });
+}
+
+namespace {
+
+// Subtracts from x its components along the orthonormal rows of q, and returns the norm of the rest.
+double subtract_components(float* x, const float* q, size_t rows, size_t cols) {
+    constexpr size_t kBlock = 256;  // columns
+    for (int pass = 0; pass < 2; pass++) {
+        double component[kMaxOrthonormalized];
+        parallel_blocks(rows, 4, [&](size_t begin, size_t end) {
+            for (size_t r = begin; r < end; r++) component[r] = dot(x, q + r * cols, int(cols));
+        });
+        parallel_blocks(cols, kBlock, [&](size_t begin, size_t end) {
+            double rest[kBlock];
+            std::copy(x + begin, x + end, rest);
+            for (size_t r = 0; r < rows; r++) {
+                const float* row = q + r * cols + begin;
+#pragma omp simd
+                for (size_t i = 0; i < end - begin; i++) rest[i] = std::fma(-component[r], double(row[i]), rest[i]);
+            }
+            std::copy(rest, rest + (end - begin), x + begin);
+        });
+    }
+    return std::sqrt(dot(x, x, int(cols)));
+}
+
+}  // namespace
+
+void orthonormalize_rows(const OrthonormalizeRows& op, Stream) {
+    const size_t rows = size_t(op.rows), cols = size_t(op.cols);
+    for (size_t row = 0; row < rows; row++) {
+        float* out = op.out + row * cols;
+        std::copy_n(op.inp + row * cols, cols, out);
+        double norm = subtract_components(out, op.out, row, cols);
+        if (!(norm > op.tolerance)) {
+            std::copy_n(op.fallback + row * cols, cols, out);
+            norm = subtract_components(out, op.out, row, cols);
+        }
+        const double factor = norm > 0 ? 1 / norm : 0;
+        for (size_t i = 0; i < cols; i++) out[i] = float(out[i] * factor);
+    }
 }
 
 }  // namespace ops

@@ -57,6 +57,8 @@ __device__ Floats<float, kSize> values_at(const TypedScaledAdd<A, B>& op, size_t
 template <class T, bool kAligned, class Op> __global__ void __launch_bounds__(kThreads) flat_kernel(Op op) {
     const size_t i = (size_t(blockIdx.x) * kThreads + threadIdx.x) * kSize;
     if (i >= op.count) return;
+    if constexpr (requires { op.grad_norm; })
+        if (op.grad_norm && op.grad_norm->non_finite_tensor >= 0) return;
     const auto values = values_at<kAligned>(op, i).template as<T>();
     store_some<kAligned>(View(op.out).as<T>() + i, pack_floats(values), op.count - i);
 }

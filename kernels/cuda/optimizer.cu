@@ -153,15 +153,17 @@ template <class T> __global__ void __launch_bounds__(kThreads) momentum_directio
     const Chunk chunk = chunk_of_block(op);
     const float momentum = op.scalars[chunk.group].momentum, grad_scale = op.grad_norm->scale;
     T* direction = op.direction.template as<T>() + chunk.state_begin;
-    float* m = op.m + chunk.state_begin;
+    float* m = op.m ? op.m + chunk.state_begin : nullptr;
     const float* grad = op.grad + chunk.begin;
     for_packs(op.grad_norm, chunk, is_aligned(direction, m, grad), [&]<bool kWhole>(int place, int available) {
         const Four gradient = unpack(load_pack<kWhole>(grad + place, available));
-        Four average = unpack(load_pack<kWhole>(m + place, available)), step;
+        Four average{}, step;
+        if (m) average = unpack(load_pack<kWhole>(m + place, available));
 #pragma unroll
         for (int i = 0; i < kSize; i++)
-            step.value[i] = momentum_step(momentum, op.nesterov, gradient.value[i], grad_scale, average.value[i]);
-        store_pack<kWhole>(m + place, pack_floats(average), available);
+            step.value[i] = m ? momentum_step(momentum, op.nesterov, gradient.value[i], grad_scale, average.value[i])
+                              : gradient.value[i] * grad_scale;
+        if (m) store_pack<kWhole>(m + place, pack_floats(average), available);
         store_pack<kWhole>(direction + place, pack_floats(step.template as<T>()), available);
     });
 }

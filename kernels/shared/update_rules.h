@@ -92,6 +92,12 @@ HOST_DEVICE inline double ratio_of_norms(double numerator, double denominator) {
     return numerator > 0 && denominator > 0 ? numerator / denominator : 1;
 }
 
+// Updates v and returns Adam's direction.
+HOST_DEVICE inline float adam_step(const UpdateScalars& s, float m, float g, float& v) {
+    v = std::fma(v, s.beta2, g * g * s.one_minus_beta2);
+    return m / s.bias_correction1 / (std::sqrt(v) / s.root_bias_correction2 + s.eps);
+}
+
 // LAMB: Adam's direction with decoupled decay, scaled to the norm of the layer's weights (You et al., arXiv 1904.00962,
 // algorithm 2, with phi(z) = z).
 struct LambRule {
@@ -99,9 +105,7 @@ struct LambRule {
     HOST_DEVICE static float direction(const UpdateScalars& s, float g, float master, float (&state)[kStates]) {
         auto& [m, v] = state;
         m = std::fma(m, s.beta1, g * s.one_minus_beta1);
-        v = std::fma(v, s.beta2, g * g * s.one_minus_beta2);
-        const float denominator = std::sqrt(v) / s.root_bias_correction2 + s.eps;
-        return std::fma(s.weight_decay, master, m / s.bias_correction1 / denominator);
+        return std::fma(s.weight_decay, master, adam_step(s, m, g, v));
     }
     HOST_DEVICE static double trust_ratio(const UpdateScalars&, double weights, double direction) {
         return ratio_of_norms(weights, direction);
@@ -169,7 +173,8 @@ template <class Body> void dispatch(OptimizerKind rule, Body&& body) {
         case OptimizerKind::lamb: return body.template operator()<LambRule>();
         case OptimizerKind::lars: return body.template operator()<LarsRule>();
         case OptimizerKind::muon:
-        case OptimizerKind::normuon: break;
+        case OptimizerKind::normuon:
+        case OptimizerKind::soap: break;
     }
     fail(Exit::internal, "elementwise_update: rule %d is not elementwise", int(rule));
 }

@@ -201,9 +201,8 @@ std::vector<Option> training_options(Config& c) {
         {"optim.eps", &c.optim.eps, between(1e-30, 1),
          used_by(&S::eps, "added to the square root of the averaged or summed squared gradients")},
         {"optim.weight_decay", &c.optim.weight_decay, between(0, 1000),
-         "weight decay of matrices, embeddings and the head; decoupled in adamw, lion, lamb, muon and normuon, else "
-         "added "
-         "to the gradient"},
+         "weight decay of matrices, embeddings and the head; decoupled in adamw, lion, lamb, muon, normuon and "
+         "soap, else added to the gradient"},
         {"optim.grad_clip", &c.optim.grad_clip, between(0, 1e30), "maximum gradient norm; 0: no clipping"},
         {"optim.momentum", &c.optim.momentum, between(0, kAlmost1), used_by(&S::momentum, "momentum")},
         {"optim.nesterov", &c.optim.nesterov, kAnything,
@@ -213,7 +212,7 @@ std::vector<Option> training_options(Config& c) {
         {"optim.trust_coefficient", &c.optim.trust_coefficient, between(0, kMaxRate),
          used_by(&S::trust_coefficient, "the rate of a layer, in proportion to its weights' norm / its gradient's")},
         {"optim.scalar_name", &c.optim.scalar_name, kAnything,
-         "muon, normuon: optimizer of embeddings, head and vectors; not an optimizer of matrices"},
+         "muon, normuon, soap: optimizer of embeddings, head and vectors; not an optimizer of matrices"},
         {"optim.muon_iteration", &c.optim.muon_iteration, kAnything,
          "muon, normuon: polynomials that orthogonalize a matrix"},
         {"optim.muon_scale", &c.optim.muon_scale, kAnything,
@@ -221,8 +220,10 @@ std::vector<Option> training_options(Config& c) {
          "shape: the square root of rows / columns, at least 1"},
         {"optim.muon_beta2", &c.optim.muon_beta2, between(0, kAlmost1),
          used_by(&S::muon_beta2, "decay rate of the second moment of rows")},
+        {"optim.soap_interval", &c.optim.soap_interval, between(1, 1000000),
+         "soap: steps between updates of the bases in which it runs Adam"},
         {"optim.cautious_decay", &c.optim.cautious_decay, kAnything,
-         "muon, normuon: weight decay only of weights that the update also moves towards 0"},
+         "muon, normuon, soap: weight decay only of weights that the update also moves towards 0"},
         {"optim.groups", &c.optim.groups, kAnything,
          "tensors with another learning rate (times lr_scale), schedule, weight decay or decay rates of moments; a "
          "later group overrides an earlier one"},

@@ -88,6 +88,15 @@ TEMPLATE_TEST_CASE("momentum_direction", "[ops]", float, bf16, fp16) {
     }
 }
 
+TEMPLATE_TEST_CASE("momentum_direction without a momentum is the gradient", "[ops]", float, bf16, fp16) {
+    Momentum<TestType> arrays(true);
+    ops::MomentumDirection op = arrays.on(OnHost()), on_device = arrays.on(OnDevice<TestType>());
+    op.m = on_device.m = nullptr;
+    ops::momentum_direction(on_device, Stream());
+    ref::momentum_direction(op);
+    check_close(arrays.direction, [&](size_t i) { return 2 * stored_error<TestType>(arrays.direction.host[i]); });
+}
+
 namespace {
 
 template <class Param, class T> struct Application : Chunked {

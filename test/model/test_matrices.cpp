@@ -7,6 +7,7 @@
 #include "model/plan.h"
 #include "model/update.h"
 #include "test/support/catch.h"
+#include "test/support/matrices.h"
 #include "test/support/nano_gpt.h"
 
 namespace {
@@ -51,24 +52,6 @@ TEST_CASE("every matrix has an owner, and no rank has much more work than anothe
 }
 
 namespace {
-
-using Doubles = std::vector<double>;
-
-// (rows, cols) times (cols, n)
-Doubles product(const Doubles& a, const Doubles& b, int rows, int cols, int n) {
-    Doubles out(size_t(rows) * size_t(n));
-    for (int i = 0; i < rows; i++)
-        for (int k = 0; k < cols; k++)
-            for (int j = 0; j < n; j++) out[size_t(i * n + j)] += a[size_t(i * cols + k)] * b[size_t(k * n + j)];
-    return out;
-}
-
-Doubles transposed(const Doubles& a, int rows, int cols) {
-    Doubles out(a.size());
-    for (int i = 0; i < rows; i++)
-        for (int j = 0; j < cols; j++) out[size_t(j * rows + i)] = a[size_t(i * cols + j)];
-    return out;
-}
 
 // The textbook: X = G / |G|, then X = a X + (b A + c A A) X with A = X X^T, on the transpose if there are more rows
 // than columns (torch.optim.Muon).
@@ -124,13 +107,6 @@ Step one_step(const GptOptions& options, double learning_rate) {
     step.after = values_of(gpt.master_tensors());
     step.gradients = values_of(gpt.gradient_tensors());
     return step;
-}
-
-// The place of a matrix in the concatenated values of all tensors.
-size_t place_of(const TensorLayout& layout, const Matrix& matrix) {
-    size_t place = matrix.first;
-    for (int i = 0; i < matrix.tensor; i++) place += layout.tensors[size_t(i)].count;
-    return place;
 }
 
 }  // namespace

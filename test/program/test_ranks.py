@@ -127,13 +127,16 @@ class Ranks(TrainerTest):
     def test_normuon_has_the_same_bits_for_any_number_of_ranks(self):
         self.check_optimizer("normuon", [(2, 0), (3, 3), (4, 1)])
 
+    def test_soap_has_the_same_bits_for_any_number_of_ranks(self):
+        self.check_optimizer("soap", [(2, 0), (3, 3), (4, 1)])
+
     def test_lamb_and_lars_have_the_same_bits_for_any_number_of_ranks(self):
         self.check_optimizer("lamb", [(2, 0), (2, 3), (3, 2), (4, 1)])
         self.check_optimizer("lars", [(3, 0), (2, 1)])
 
-    def test_muon_exchanges_at_most_4_bytes_per_parameter(self):
+    def test_muon_exchanges_at_most_4_bytes_per_parameter_and_soap_8(self):
         sent = {}
-        for optimizer, stage in itertools.product(("adamw", "muon"), (0, 1, 3)):
+        for optimizer, stage in itertools.product(("adamw", "soap", "muon"), (0, 1, 3)):
             run = f"{optimizer}_{stage}"
             said = self.train_on(2, stage=stage, run_dir=run, train_max_steps=3, optim_name=optimizer, **EIGHT)
             matrices = int(re.search(r"muon of (\d+) tensors", said)[1]) if optimizer == "muon" else 0
@@ -144,6 +147,8 @@ class Ranks(TrainerTest):
         for stage in (0, 1, 3):  # rank 0 sends about half of what both send
             self.assertGreater(sent["muon", stage], sent["adamw", stage])
             self.assertLessEqual(sent["muon", stage] - sent["adamw", stage], 4 * parameters)
+            self.assertEqual(sent["soap", stage] - sent["adamw", stage],
+                             2 * (sent["muon", stage] - sent["adamw", stage]))
 
     def test_16_bits_loss_scale_and_recomputation(self):
         changes = dict(EIGHT, parallel_deterministic_reduce=True, train_precision="fp16", train_recompute="block",

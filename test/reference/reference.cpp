@@ -1,5 +1,7 @@
 #include "test/reference/reference.h"
 
+#include <numeric>
+
 #include "test/reference/update_rules.h"
 
 namespace ref {
@@ -331,9 +333,10 @@ void momentum_direction(const ops::MomentumDirection& op) {
         const ops::Chunk& chunk = op.chunks[i];
         for (size_t e = 0; e < size_t(chunk.count); e++) {
             const double g = double(op.grad[chunk.begin + e]) * op.grad_norm->scale;
-            double m = op.m[chunk.state_begin + e];
-            put(op.direction, chunk.state_begin + e, direct_element(op.scalars[chunk.group], op.nesterov, g, m));
-            op.m[chunk.state_begin + e] = float(m);
+            double m = op.m ? op.m[chunk.state_begin + e] : 0;
+            const double direction = direct_element(op.scalars[chunk.group], op.nesterov, g, m);
+            put(op.direction, chunk.state_begin + e, op.m ? direction : g);
+            if (op.m) op.m[chunk.state_begin + e] = float(m);
         }
     }
 }
@@ -378,8 +381,41 @@ void row_normalize(const ops::RowNormalize& op) {
     for (size_t i = 0; i < hat.size(); i++) put(op.out, i, squares > 0 ? op.norm * hat[i] / std::sqrt(squares) : 0);
 }
 
+// adam_element() of each element
+void adam_direction(const ops::AdamDirection& op) {
+    for (size_t i = 0; i < op.count && op.grad_norm->non_finite_tensor < 0; i++) {
+        double v = op.v[i];
+        op.out[i] = float(adam_element<double>(op.scalars, op.m[i], op.grad[i], v));
+        op.v[i] = float(v);
+    }
+}
+
+// Gram-Schmidt: q[r] = x / |x|, where x = inp[r] - sum over s < r of (inp[r] q[s]) q[s], or the same of fallback[r]
+void orthonormalize_rows(const ops::OrthonormalizeRows& op) {
+    const size_t cols = size_t(op.cols);
+    std::vector<std::vector<double>> q;
+    for (size_t row = 0; row < size_t(op.rows); row++) {
+        double norm = 0;
+        std::vector<double> x;
+        for (const float* source : {op.inp, op.fallback}) {
+            if (norm > op.tolerance) break;
+            x.assign(source + row * cols, source + (row + 1) * cols);
+            for (size_t s = 0; s < 2 * row; s++) {  // twice each
+                const std::vector<double>& other = q[s % row];
+                const double component = std::inner_product(x.begin(), x.end(), other.begin(), 0.0);
+                for (size_t c = 0; c < cols; c++) x[c] -= component * other[c];
+            }
+            norm = std::sqrt(std::inner_product(x.begin(), x.end(), x.begin(), 0.0));
+        }
+        for (double& value : x) value = norm > 0 ? value / norm : 0;
+        std::copy(x.begin(), x.end(), op.out + row * cols);
+        q.push_back(x);
+    }
+}
+
 // out[i] = alpha a[i] + beta b[i]
 void scaled_add(const ops::ScaledAdd& op) {
+    if (op.grad_norm && op.grad_norm->non_finite_tensor >= 0) return;
     for (size_t i = 0; i < op.count; i++) put(op.out, i, op.alpha * element(op.a, i) + op.beta * element(op.b, i));
 }
 

@@ -147,6 +147,8 @@ void apply_direction(const ops::ApplyDirection& op);
 void frobenius_normalize(const ops::FrobeniusNormalize& op);
 void row_normalize(const ops::RowNormalize& op);
 void scaled_add(const ops::ScaledAdd& op);
+void adam_direction(const ops::AdamDirection& op);
+void orthonormalize_rows(const ops::OrthonormalizeRows& op);
 void normal_fill(const ops::NormalFill& op);
 void fill(const ops::Fill& op);
 void add(const ops::Add& op);

@@ -92,6 +92,7 @@ void update_element(OptimizerKind rule, const ops::UpdateScalars& s, Number g, N
         }
         case OptimizerKind::muon:
         case OptimizerKind::normuon:
+        case OptimizerKind::soap:
             break;  // not elementwise
         // g = g + decay master;  v = v + g^2;  master = master - lr g / (sqrt(v) + eps)
         case OptimizerKind::adagrad: {
@@ -109,6 +110,12 @@ void update_element(OptimizerKind rule, const ops::UpdateScalars& s, Number g, N
 template <class Number> Number direct_element(const ops::UpdateScalars& s, bool nesterov, Number g, Number& m) {
     m = m + (Number(1) - Number(s.momentum)) * (g - m);
     return nesterov ? g + Number(s.momentum) * (m - g) : m;
+}
+
+// Adam's direction: v = beta2 v + (1 - beta2) g^2;  (m / correction1) / (sqrt(v) / sqrt(correction2) + eps)
+template <class Number> Number adam_element(const ops::UpdateScalars& s, Number m, Number g, Number& v) {
+    v = Number(s.beta2) * v + Number(s.one_minus_beta2) * (g * g);
+    return m / Number(s.bias_correction1) / (sqrt(v) / Number(s.root_bias_correction2) + Number(s.eps));
 }
 
 // Returns the master weight after a step: (1 - lr decay) master - lr direction, or without decay

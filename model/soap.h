@@ -1,0 +1,27 @@
+// SOAP (Vyas et al., "SOAP: Improving and Stabilizing Shampoo using Adam", arXiv 2409.11321, algorithm 3): Adam in the
+// eigenbasis of Shampoo's preconditioner. The owner of a matrix keeps all of its state, in FP32.
+//
+// For a gradient G (m, n): L and R are running averages of G G^T and G^T G, M is the momentum, V the second moment of
+// the rotated gradient. The rows of a basis Q are approximate eigenvectors, so a rotated matrix is QL G QR^T. A basis
+// becomes the orthonormalized rows of Q L: one iteration of the power method, every soap_interval steps.
+//
+// As in the authors' implementation, the first step only finds the bases; V and M start with the second. The authors
+// call an eigensolver in it; here kSoapInitialIterations iterations start from the identity.
+#pragma once
+
+#include "kernels/tensor.h"
+#include "model/matrices.h"
+
+inline constexpr int kSoapInitialIterations = 8;
+
+// The part of GptState::matrix that soap_direction() uses.
+struct SoapMemory {
+    size_t square;         // elements of x, gram and product
+    size_t panels;         // elements of gram_sums
+    size_t scratch_bytes;  // of scratch
+};
+SoapMemory soap_memory(const Matrix& matrix);
+
+// Updates the state of an own matrix and replaces its gradient, FP32, by the direction of the step. The first step has
+// no direction. If a gradient is not finite, no state changes.
+void soap_direction(const GptState& s, size_t number, View gradient);
