@@ -20,6 +20,9 @@ MUON_ADAMW trains everything else; both have weight decay WEIGHT_DECAY for matri
     muon_adamw_rms          adjust_lr_fn "match_rms_adamw": multiplied by 0.2 sqrt(max(rows, columns))
     muon_fp64, muon_adamw_rms_fp64   the same with Newton-Schulz iterations in double precision instead of BF16
 
+All three models also have the group "adafactor", runs of torch.optim.Adafactor with the matrices of Muon: GPT-2's
+query, key and value are separate. eps is that of FP32, whatever the precision of the run.
+
 Everything else computes in double precision, so that the recorded values are exact results rounded to FP32. The seeds
 determine everything except fp32_error, which depends on the CPU.
 """
@@ -38,6 +41,7 @@ GPT2 = SHAPES[0]
 FAMILIES = ("llama_3to1", "qwen3_yarn")
 MUON = dict(lr=0.01, weight_decay=WEIGHT_DECAY, momentum=0.95, nesterov=True)
 MUON_ADAMW = dict(lr=1e-3, betas=(0.9, 0.95), eps=1e-8)
+ADAFACTOR = dict(eps=(torch.finfo(torch.float).eps, 1e-3))
 MUON_RULES = {"muon": None, "muon_adamw_rms": "match_rms_adamw"}  # adjust_lr_fn
 NEWTON_SCHULZ_BF16 = torch.optim._muon._zeropower_via_newtonschulz
 
@@ -130,6 +134,10 @@ def gpt2_runs(dtype, generator):
         run = model.train(parameters.values(), [make_optimizer(groups_of(parameters.values()))],
                           lambda tokens: make_reference.gpt2(GPT2, parameters, tokens))
         runs[f"{GPT2.name}/{rule}"] = model.kept(parameters), *run
+    parameters = with_linear_matrices(model.weights)
+    run = model.train(parameters.values(), [torch.optim.Adafactor(groups_of(parameters.values()), **ADAFACTOR)],
+                      lambda tokens: make_reference.gpt2(GPT2, with_conv1d(parameters, model.weights), tokens))
+    runs[f"{GPT2.name}/adafactor"] = model.kept(with_conv1d(parameters, model.weights)), *run
     for rule, adjust_lr_fn in MUON_RULES.items():
         for suffix, function in {"": NEWTON_SCHULZ_BF16, "_fp64": newton_schulz}.items():
             torch.optim._muon._zeropower_via_newtonschulz = function
@@ -150,7 +158,8 @@ def family_runs(name, dtype, generator):
     directory, runs = make_family_reference.HERE / name, {}
     recorded = Recorded(directory, dtype, generator)
     config = transformers.AutoConfig.from_pretrained(directory, attn_implementation="eager")
-    for rule, make_optimizer in OPTIMIZERS.items():
+    rules = OPTIMIZERS | {"adafactor": lambda groups: torch.optim.Adafactor(groups, **ADAFACTOR)}
+    for rule, make_optimizer in rules.items():
         model = transformers.AutoModelForCausalLM.from_config(config).to(dtype).eval()
         model.load_state_dict(recorded.weights)
         parameters = dict(model.named_parameters())
