@@ -179,6 +179,17 @@ inline Work work_of(const TrustSums& op, size_t elements) {
 
 inline Work work_of(const TrustRatios& op) { return {"trust_ratios", 0, 0, format("layers %d", op.n_layers)}; }
 
+inline Work work_of(const FactorSums&, size_t elements) {
+    return {"factor_sums", 0, double(elements) * sizeof(float), format("elements %zu", elements)};
+}
+
+inline Work work_of(const FactorMoments& op) { return {"factor_moments", 0, 0, format("layers %d", op.n_layers)}; }
+
+// Reads the masters, reads and writes the gradient.
+inline Work work_of(const FactoredDirection&, size_t elements) {
+    return {"factored_direction", 0, double(elements) * 3 * sizeof(float), format("elements %zu", elements)};
+}
+
 // Reads the gradient; reads and writes the momentum, if any.
 inline Work work_of(const MomentumDirection& op, size_t elements) {
     return {"momentum_direction", 0,

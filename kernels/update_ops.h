@@ -66,6 +66,7 @@ struct UpdateScalars {
     float alpha, one_minus_alpha;        // decay rate of RMSprop's average
     float bias_correction1;              // 1 - beta1^t
     float trust_coefficient;
+    float clip_threshold;   // of Adafactor
     float trust_ratio = 1;  // an update replaces it by its layer's
 };
 
@@ -106,21 +107,74 @@ void trust_sums(const TrustSums& op, Stream stream);
 // A layer's sums: out[first], out[first + stride] and so on.
 struct Layer {
     int first, stride, n_sums;
-    int group;    // of the update's scalars
-    bool adapts;  // else its ratio is 1
+    int group;         // of the update's scalars
+    bool adapts;       // else its ratio is 1
+    size_t count = 0;  // elements, for Adafactor
 };
 
-// The trust ratio of each layer: the factor of its learning rate.
+// The trust ratio of each layer: the factor of its learning rate. Adafactor's is max(0.001, RMS of the weights) /
+// max(1, RMS of the direction / clip_threshold).
 struct TrustRatios {
     OptimizerKind rule;
     float* out;                    // (n_layers)  =
-    const double* sums;            // (chunks, 2), from trust_sums
+    const double* sums;            // (chunks, 2), from trust_sums or factored_direction
     const Layer* layers;           // (n_layers)
     const UpdateScalars* scalars;  // (groups)
     const GradNorm* grad_norm;     // if a gradient is not finite, nothing changes
     int n_layers;
 };
 void trust_ratios(const TrustRatios& op, Stream stream);
+
+// Ops of Adafactor (Shazeer, Stern, arXiv 1804.04235, algorithms 4 and 5, as in torch.optim.Adafactor), which keeps an
+// average for each row and each column of a layer. trust_ratios and apply_direction finish the update.
+
+// A layer of rows and columns. A vector is one row.
+struct FactorLayer {
+    ptrdiff_t begin;              // its first element in the flat arrays; negative if another rank has that element
+    size_t first_row, first_col;  // its place in the arrays with an entry for each row or column of all layers
+    int rows, cols;               // without the vocabulary's padding, rows whose gradients are 0
+    int group;                    // of the update's scalars
+    bool is_factored;             // else a vector: each column has its own variance
+};
+
+// Adds the squared gradients, multiplied by grad_norm->scale, of each row and column, as pairs of numbers whose sum is
+// the result. The additions are exact, so their order does not matter, neither here nor over ranks: see ExactParts.
+// Requires grad_norm->norm to be at least the norm of all gradients.
+struct FactorSums {
+    double *rows, *cols;        // (rows, 2), (cols, 2) of all layers  +=
+    const float* grad;          // flat
+    const Chunk* chunks;        // (n_chunks), any subset, in any order; each within one layer
+    const FactorLayer* layers;  // at Chunk::layer
+    const GradNorm* grad_norm;  // if a gradient is not finite, nothing changes
+    int n_chunks;
+};
+void factor_sums(const FactorSums& op, Stream stream);
+
+// row_v += one_minus_beta2 (sum / cols - row_v), col_v += one_minus_beta2 (sum / rows - col_v), mean = mean(row_v).
+struct FactorMoments {
+    float *row_v, *col_v;          // (rows), (cols) of all layers, updated; start at 0
+    float* mean;                   // (n_layers)  =
+    const double *rows, *cols;     // from factor_sums
+    const FactorLayer* layers;     // (n_layers)
+    const UpdateScalars* scalars;  // (groups); reads `one_minus_beta2`
+    const GradNorm* grad_norm;     // if a gradient is not finite, nothing changes
+    int n_layers;
+};
+void factor_moments(const FactorMoments& op, Stream stream);
+
+// grad = grad scale / max(sqrt(variance), eps), where variance = row_v col_v / max(mean, eps), and col_v of a vector.
+struct FactoredDirection {
+    float* grad;                        // flat, replaced
+    double* sums;                       // (chunks, 2)  =, at the index of each chunk: of master^2 and of the new grad^2
+    const float* master;                // flat
+    const float *row_v, *col_v, *mean;  // from factor_moments
+    const Chunk* chunks;                // (n_chunks), as in FactorSums
+    const FactorLayer* layers;          // at Chunk::layer
+    const UpdateScalars* scalars;       // (groups); reads `eps`
+    const GradNorm* grad_norm;          // if a gradient is not finite, nothing changes
+    int n_chunks;
+};
+void factored_direction(const FactoredDirection& op, Stream stream);
 
 // Ops of optimizers that orthogonalize the momentum of a matrix (Jordan et al., "Muon: An optimizer for hidden layers
 // in neural networks", 2024; torch.optim.Muon). Between the first and the second, the model replaces the direction.
@@ -140,9 +194,9 @@ struct MomentumDirection {
 };
 void momentum_direction(const MomentumDirection& op, Stream stream);
 
-// master = keep master - learning_rate direction. `cautious`: weights whose sign is opposite to their direction's
-// do not decay, so `keep` counts as 1 (Chen et al., "Cautious Weight Decay", arXiv 2510.12402, algorithm 1). The types
-// of `param` and `direction` may differ.
+// master = keep master - learning_rate trust_ratio direction. `cautious`: weights whose sign is opposite to their
+// direction's do not decay, so `keep` counts as 1 (Chen et al., "Cautious Weight Decay", arXiv 2510.12402, algorithm
+// 1). The types of `param` and `direction` may differ.
 struct ApplyDirection {
     float* master;                 // flat  +=
     View param;                    // flat  =, as in ElementwiseUpdate
@@ -152,6 +206,7 @@ struct ApplyDirection {
     const GradNorm* grad_norm;     // if a gradient is not finite, nothing changes
     int n_chunks;
     bool cautious;
+    const float* trust_ratios = nullptr;  // (layers); null: 1
 };
 void apply_direction(const ApplyDirection& op, Stream stream);
 

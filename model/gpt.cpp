@@ -95,7 +95,7 @@ std::vector<NamedTensor> name_tensors(const GptState& s, const std::string& pref
     return named;
 }
 
-// Names the master weights, their average, and each array of optimizer state with elements of parameters.
+// Names the master weights, their average, and the state of optimizers, except NorMuon's rows.
 std::vector<NamedTensor> name_state(const GptState& s, bool once) {
     std::vector<NamedTensor> named = name_tensors(s, "master", s.master, once);
     if (s.average) std::ranges::move(name_tensors(s, "average", s.average, once), std::back_inserter(named));
@@ -107,6 +107,7 @@ std::vector<NamedTensor> name_state(const GptState& s, bool once) {
                 named.push_back(named_tensor(s, s.layout.tensors[i], optimizer_row(rule.rule).slots[slot].name,
                                              rule.slots[slot] + place.state_begin, once));
             }
+    std::ranges::move(name_factors(s, once), std::back_inserter(named));
     return named;
 }
 
@@ -147,6 +148,7 @@ Gpt::Gpt(const GptOptions& options, const Comm& comm) {
         if (s.update.has_layers()) {
             std::vector<ops::Layer>& layers = s.trust.host_layers;
             layers = update_layers(s.layout, s.update, s.host_all_chunks);
+            load_factors(s);
             copy_to_device(s.trust.layers, layers.data(), layers.size() * sizeof(ops::Layer), s.stream);
         }
     }
@@ -455,7 +457,7 @@ std::vector<NamedTensor> Gpt::saved_tensors() const { return with_matrix_state(*
 std::vector<NamedTensor> Gpt::replicated_tensors() const {
     const GptState& s = *state_;
     if (!s.options.is_sharded()) return name_state(s, false);
-    std::vector<NamedTensor> tensors;
+    std::vector<NamedTensor> tensors = name_factors(s, false);
     for (const Tensor& tensor : s.layout.tensors)
         if (s.options.keeps_whole_parameters())
             tensors.push_back({"param." + tensor.name, {tensor.count}, s.param.from(tensor.begin), 0, tensor.count});

@@ -30,6 +30,7 @@ struct OptimizerSettings {
     double momentum = 0.9;
     double alpha = 0.99;
     double trust_coefficient = 0.001;
+    double beta2_decay = -0.8, clip_threshold = 1;  // Adafactor's
     bool nesterov = false;
     MuonIteration muon_iteration = MuonIteration::newton_schulz;
     MuonScale muon_scale = MuonScale::adamw_rms;

@@ -5,6 +5,7 @@
 #include "kernels/base/check.h"
 #include "kernels/numeric.h"
 #include "model/arena.h"
+#include "model/factors.h"
 #include "model/matrices.h"
 #include "model/update.h"
 
@@ -39,6 +40,7 @@ size_t saved_bytes(const GptOptions& options) {
     for (const Matrix& matrix : lay_out_matrices(layout))
         for (const MatrixSlot& slot : update.row_of(size_t(matrix.tensor)).matrix_slots)
             if (matrix.owner == options.rank) elements += slot_elements(slot, matrix);
+    if (options.rank == 0) elements += factor_elements(options, layout, update);
     return elements * sizeof(float);
 }
 

@@ -152,6 +152,7 @@ GptState place_state(const GptOptions& options, Arena& arena) {
             s.trust.layers = arena.take<ops::Layer>("control", "layers", layers);
             s.trust.sums = arena.take<double>("control", "trust_sums", 2 * s.trust.n_sums);
             s.trust.ratios = arena.take<float>("control", "trust_ratios", layers);
+            place_factors(s, arena);
         }
         s.grad_norm = arena.take<ops::GradNorm>("control", "grad_norm", 1);
         s.scratch = arena.take<std::byte>("scratch", "scratch", scratch_bytes(options));

@@ -8,6 +8,7 @@
 #include "kernels/tensor.h"
 #include "model/activations.h"  // IWYU pragma: export
 #include "model/arena.h"        // IWYU pragma: export
+#include "model/factors.h"      // IWYU pragma: export
 #include "model/gpt.h"          // IWYU pragma: export
 #include "model/layers.h"
 #include "model/matrices.h"  // IWYU pragma: export
@@ -75,6 +76,7 @@ struct GptState {
     UpdateLayout update;               // empty without training
     MatrixState matrix;
     TrustState trust;
+    FactorState factors;
     std::vector<ops::Chunk> host_update_chunks;
     ops::Chunk* update_chunks = nullptr;  // the chunks that this rank updates
     std::vector<ops::UpdateScalars> host_update_scalars;

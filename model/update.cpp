@@ -10,6 +10,7 @@
 #include "kernels/numeric.h"
 #include "kernels/op_stream.h"
 #include "kernels/tensor.h"
+#include "model/factors.h"
 #include "model/state.h"
 
 namespace {
@@ -75,21 +76,26 @@ void append_by_layer(std::vector<ops::Chunk>& chunks, const ops::Chunk& whole, c
     }
 }
 
-// Computes the trust ratios of a layerwise rule. Without shards each rank has all sums.
+// Computes the trust ratios of a layerwise rule. Without shards each rank has all sums. Adafactor also replaces the
+// gradients by directions.
 void measure_layers(GptState& s, const RuleState& rule, const ops::ElementwiseUpdate& update) {
     TrustState& trust = s.trust;
     ops::fill({.out = reinterpret_cast<float*>(trust.sums), .count = 4 * trust.n_sums, .value = 0}, s.stream);
-    ops::TrustSums sums{.rule = rule.rule,
-                        .out = trust.sums,
-                        .master = update.master,
-                        .state = {},
-                        .grad = update.grad,
-                        .chunks = update.chunks,
-                        .scalars = update.scalars,
-                        .grad_norm = update.grad_norm,
-                        .n_chunks = update.n_chunks};
-    std::ranges::copy(rule.slots, sums.state);
-    run(s.stream, ops::trust_sums, sums, note_of_rule(s, rule));
+    if (rule.rule == OptimizerKind::adafactor) {
+        direct_factored(s, rule);
+    } else {
+        ops::TrustSums sums{.rule = rule.rule,
+                            .out = trust.sums,
+                            .master = update.master,
+                            .state = {},
+                            .grad = update.grad,
+                            .chunks = update.chunks,
+                            .scalars = update.scalars,
+                            .grad_norm = update.grad_norm,
+                            .n_chunks = update.n_chunks};
+        std::ranges::copy(rule.slots, sums.state);
+        run(s.stream, ops::trust_sums, sums, note_of_rule(s, rule));
+    }
     s.update_time.stop(s.stream);
     if (s.options.is_sharded()) wait(all_reduce_sum(trust.sums, 2 * trust.n_sums, s.comm, s.stream), s.comm, s.stream);
     s.update_time.start(s.stream);
@@ -188,7 +194,8 @@ std::vector<ops::Chunk> update_chunks(const GptOptions& options, const TensorLay
             if (place.rule != int(r)) continue;
             const TensorPart part = owned_part(options, layout, layout.tensors[size_t(chunk.tensor)]);
             chunk.group = place.group;
-            chunk.state_begin = place.state_begin + (chunk.begin - part.shard_begin);
+            const bool has_slots = !optimizer_row(rule.rule).slots.empty();
+            chunk.state_begin = has_slots ? place.state_begin + (chunk.begin - part.shard_begin) : chunk.begin;
             if (optimizer_row(rule.rule).scope == UpdateScope::layer)
                 append_by_layer(sorted, chunk, layers[size_t(chunk.tensor)],
                                 part.first + chunk.begin - part.shard_begin);
@@ -220,7 +227,7 @@ std::vector<ops::Layer> update_layers(const TensorLayout& layout, const UpdateLa
                               .stride = kMaxStacked,
                               .n_sums = int(of_tensor.size()),
                               .group = update.tensors[i].group,
-                              .adapts = !is_vector});
+                              .adapts = !is_vector || update.row_of(i).kind == OptimizerKind::adafactor});
     }
     return layers;
 }
@@ -235,13 +242,14 @@ ops::UpdateScalars update_scalars(const OptimizerSettings& settings, const Updat
     const double steps = double(group.rule == OptimizerKind::soap ? std::max<int64_t>(t - 1, 1) : t);
     const float correction1 = float(1 - std::pow(beta1, steps));
     const float correction2 = float(1 - std::pow(beta2, steps));
-    return {.learning_rate = rate,
+    const bool is_adafactor = group.rule == OptimizerKind::adafactor;
+    return {.learning_rate = is_adafactor ? std::min(rate, float(1 / std::sqrt(double(t)))) : rate,
             .weight_decay = float(group.weight_decay),
             .keep = float(1 - double(rate) * float(group.weight_decay)),
             .beta1 = float(beta1),
             .beta2 = float(beta2),
             .one_minus_beta1 = float(1 - beta1),
-            .one_minus_beta2 = float(1 - beta2),
+            .one_minus_beta2 = float(is_adafactor ? std::pow(double(t), settings.beta2_decay) : 1 - beta2),
             .step_size = float(double(rate) / correction1),
             .root_bias_correction2 = float(std::sqrt(double(correction2))),
             .eps = float(settings.eps),
@@ -251,7 +259,8 @@ ops::UpdateScalars update_scalars(const OptimizerSettings& settings, const Updat
             .alpha = float(settings.alpha),
             .one_minus_alpha = float(1 - settings.alpha),
             .bias_correction1 = correction1,
-            .trust_coefficient = float(settings.trust_coefficient)};
+            .trust_coefficient = float(settings.trust_coefficient),
+            .clip_threshold = float(settings.clip_threshold)};
 }
 
 OpNote note_of_rule(const GptState& s, const RuleState& rule) {
@@ -293,6 +302,20 @@ void update(GptState& s) {
         if (optimizer_row(rule.rule).scope == UpdateScope::layer) {
             measure_layers(s, rule, op);
             op.trust_ratios = s.trust.ratios;
+        }
+        if (rule.rule == OptimizerKind::adafactor) {
+            run(s.stream, ops::apply_direction,
+                {.master = op.master,
+                 .param = op.param,
+                 .direction = s.own_grad,
+                 .chunks = op.chunks,
+                 .scalars = op.scalars,
+                 .grad_norm = op.grad_norm,
+                 .n_chunks = op.n_chunks,
+                 .cautious = false,
+                 .trust_ratios = op.trust_ratios},
+                note_of_rule(s, rule));
+            continue;
         }
         run(s.stream, ops::elementwise_update, op, note_of_rule(s, rule));
     }

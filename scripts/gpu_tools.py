@@ -79,7 +79,7 @@ OP_GROUPS = {
     "loss": ["cross_entropy*", "loss_sum*"],
     "update": ["squared_sums*", "grad_norm_finish*", "elementwise_update*", "momentum_direction*", "apply_direction*",
                "frobenius_normalize*", "row_normalize*", "scaled_add*", "trust_*", "adam_direction*",
-               "orthonormalize_rows*"],
+               "orthonormalize_rows*", "factor*"],
     "embedding": ["embedding*"],
     "activation": ["activation*", "gated_activation*"],
     "rope": ["qk_norm_rope*"],

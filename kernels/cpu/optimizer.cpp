@@ -1,5 +1,7 @@
 // Norms, and updates over chunks of flat arrays. An update reads and writes each element once.
 
+#include <atomic>
+
 #include "kernels/cpu/parallel.h"
 #include "kernels/device.h"
 #include "kernels/ops.h"
@@ -84,12 +86,70 @@ template <class T> void direct_chunk(const MomentumDirection& op, const Chunk& c
 
 template <class T> void apply_chunk(const ApplyDirection& op, const Chunk& chunk) {
     const float keep = op.scalars[chunk.group].keep;
-    const float step = op.scalars[chunk.group].learning_rate;
+    const float step = step_of(op, chunk);
     float* master = op.master + chunk.begin;
     const T* direction = op.direction.as<T>() + chunk.state_begin;
 #pragma omp simd
     for (int i = 0; i < chunk.count; i++)
         master[i] = stepped(keep, op.cautious, step, to_float(direction[i]), master[i]);
+}
+
+// Calls body(row, col, i, count) for the piece of each row in a chunk: its first column, its first element in the
+// chunk and its length.
+template <class Body> void for_rows(const Chunk& chunk, const FactorLayer& layer, Body&& body) {
+    const size_t first = chunk.begin - size_t(layer.begin), cols = size_t(layer.cols);
+    for (int i = 0, count; i < chunk.count; i += count) {
+        const size_t row = (first + size_t(i)) / cols, col = (first + size_t(i)) % cols;
+        count = int(std::min(cols - col, size_t(chunk.count - i)));
+        body(row, col, i, count);
+    }
+}
+
+// Another thread may add at the same time. The sums are exact, so the order does not matter.
+void add_exactly(double* sums, double high, double low) {
+    std::atomic_ref(sums[0]).fetch_add(high, std::memory_order_relaxed);
+    std::atomic_ref(sums[1]).fetch_add(low, std::memory_order_relaxed);
+}
+
+void add_chunk(const FactorSums& op, const Chunk& chunk, double unit) {
+    const FactorLayer& layer = op.layers[chunk.layer];
+    const float grad_scale = op.grad_norm->scale;
+    const size_t cols = size_t(layer.cols);
+    double *col_high = thread_scratch<double>(2 * cols), *col_low = col_high + cols;
+    std::fill_n(col_high, 2 * cols, 0.0);
+    for_rows(chunk, layer, [&](size_t row, size_t col, int first, int count) {
+        const float* grad = op.grad + chunk.begin + first;
+        double high = 0, low = 0;
+#pragma omp simd reduction(+ : high, low)
+        for (int i = 0; i < count; i++) {
+            const ExactParts parts(grad[i] * grad_scale, unit);
+            high += parts.high, low += parts.low;
+            col_high[col + size_t(i)] += parts.high, col_low[col + size_t(i)] += parts.low;
+        }
+        add_exactly(op.rows + 2 * (layer.first_row + row), high, low);
+    });
+    for (size_t col = 0; col < cols; col++)
+        if (col_high[col] != 0 || col_low[col] != 0)
+            add_exactly(op.cols + 2 * (layer.first_col + col), col_high[col], col_low[col]);
+}
+
+void direct_chunk(const FactoredDirection& op, const Chunk& chunk) {
+    const FactorLayer& layer = op.layers[chunk.layer];
+    const UpdateScalars s = op.scalars[chunk.group];
+    const float grad_scale = op.grad_norm->scale;
+    double weights = 0, directions = 0;
+    for_rows(chunk, layer, [&](size_t row, size_t col, int first, int count) {
+        const float factor = AdafactorRule::row_factor(s, layer, op.row_v[layer.first_row + row], op.mean[chunk.layer]);
+        const float *col_v = op.col_v + layer.first_col + col, *master = op.master + chunk.begin + first;
+        float* grad = op.grad + chunk.begin + first;
+#pragma omp simd reduction(+ : weights, directions)
+        for (int i = 0; i < count; i++) {
+            grad[i] = AdafactorRule::direction(s, grad[i] * grad_scale, factor * col_v[i]);
+            weights += double(master[i]) * double(master[i]);
+            directions += double(grad[i]) * double(grad[i]);
+        }
+    });
+    op.sums[2 * chunk.index] = weights, op.sums[2 * chunk.index + 1] = directions;
 }
 
 constexpr size_t kPart = 1 << 15;  // elements of a matrix that are summed at a time
@@ -136,17 +196,40 @@ void trust_sums(const TrustSums& op, Stream) {
 
 void trust_ratios(const TrustRatios& op, Stream) {
     if (op.grad_norm->non_finite_tensor >= 0) return;
-    dispatch_layerwise(op.rule, [&]<class Rule>() {
-        for (int i = 0; i < op.n_layers; i++) {
-            const Layer& layer = op.layers[i];
-            double weights = 0, directions = 0;
-            for (int k = 0; k < layer.n_sums; k++) {
-                const double* sums = op.sums + 2 * (layer.first + k * layer.stride);
-                weights += sums[0], directions += sums[1];
-            }
-            op.out[i] = layer_ratio<Rule>(op, layer, weights, directions);
+    for (int i = 0; i < op.n_layers; i++) {
+        const Layer& layer = op.layers[i];
+        double weights = 0, directions = 0;
+        for (int k = 0; k < layer.n_sums; k++) {
+            const double* sums = op.sums + 2 * (layer.first + k * layer.stride);
+            weights += sums[0], directions += sums[1];
         }
+        op.out[i] = layer_ratio(op, layer, weights, directions);
+    }
+}
+
+void factor_sums(const FactorSums& op, Stream) {
+    const double unit = exact_unit(op.grad_norm->norm);
+    for_chunks(op, [&](const Chunk& chunk) { add_chunk(op, chunk, unit); });
+}
+
+void factor_moments(const FactorMoments& op, Stream) {
+    if (op.grad_norm->non_finite_tensor >= 0) return;
+    parallel_blocks(size_t(op.n_layers), 1, [&](size_t number, size_t) {
+        const FactorLayer& layer = op.layers[number];
+        const UpdateScalars& s = op.scalars[layer.group];
+        double sum = 0;
+        for (size_t row = layer.first_row; row < layer.first_row + size_t(layer.rows); row++) {
+            op.row_v[row] = AdafactorRule::average(s, op.rows + 2 * row, layer.cols, op.row_v[row]);
+            sum += double(op.row_v[row]);
+        }
+        for (size_t col = layer.first_col; col < layer.first_col + size_t(layer.cols); col++)
+            op.col_v[col] = AdafactorRule::average(s, op.cols + 2 * col, layer.rows, op.col_v[col]);
+        op.mean[number] = float(sum / layer.rows);
     });
+}
+
+void factored_direction(const FactoredDirection& op, Stream) {
+    for_chunks(op, [&](const Chunk& chunk) { direct_chunk(op, chunk); });
 }
 
 void momentum_direction(const MomentumDirection& op, Stream) {

@@ -135,7 +135,7 @@ template <class Rule> __global__ void __launch_bounds__(kThreads) trust_sums_ker
 }
 
 // One block per layer.
-template <class Rule> __global__ void __launch_bounds__(kThreads) trust_ratios_kernel(TrustRatios op) {
+__global__ void __launch_bounds__(kThreads) trust_ratios_kernel(TrustRatios op) {
     if (op.grad_norm->non_finite_tensor >= 0) return;
     TrustShared& shared = shared_memory<TrustShared>();
     const Layer layer = op.layers[blockIdx.x];
@@ -146,7 +146,7 @@ template <class Rule> __global__ void __launch_bounds__(kThreads) trust_ratios_k
     }
     weights = block_sum(weights, shared.weights);
     directions = block_sum(directions, shared.directions);
-    if (threadIdx.x == 0) op.out[blockIdx.x] = layer_ratio<Rule>(op, layer, weights, directions);
+    if (threadIdx.x == 0) op.out[blockIdx.x] = layer_ratio(op, layer, weights, directions);
 }
 
 template <class T> __global__ void __launch_bounds__(kThreads) momentum_direction_kernel(MomentumDirection op) {
@@ -171,7 +171,7 @@ template <class T> __global__ void __launch_bounds__(kThreads) momentum_directio
 template <class Param, class T> __global__ void __launch_bounds__(kThreads) apply_direction_kernel(ApplyDirection op) {
     const Chunk chunk = chunk_of_block(op);
     const float keep = op.scalars[chunk.group].keep;
-    const float step = op.scalars[chunk.group].learning_rate;
+    const float step = step_of(op, chunk);
     float* master = op.master + chunk.begin;
     Param* param = op.param ? op.param.template as<Param>() + chunk.begin : nullptr;
     const T* direction = op.direction.template as<T>() + chunk.state_begin;
@@ -211,10 +211,8 @@ void trust_sums(const TrustSums& op, Stream stream) {
 
 void trust_ratios(const TrustRatios& op, Stream stream) {
     if (op.n_layers <= 0) return;
-    dispatch_layerwise(op.rule, [&]<class Rule>() {
-        launch(trust_ratios_kernel<Rule>,
-               {"trust_ratios", blocks_for(size_t(op.n_layers), 1), kThreads, sizeof(TrustShared)}, stream, op);
-    });
+    launch(trust_ratios_kernel, {"trust_ratios", blocks_for(size_t(op.n_layers), 1), kThreads, sizeof(TrustShared)},
+           stream, op);
 }
 
 void momentum_direction(const MomentumDirection& op, Stream stream) {

@@ -130,6 +130,43 @@ struct LarsRule {
     }
 };
 
+// Adafactor as in torch.optim.Adafactor: see FactorMoments, FactoredDirection and TrustRatios.
+struct AdafactorRule {
+    HOST_DEVICE static float average(const UpdateScalars& s, const double* sums, int count, float v) {
+        return std::fma(s.one_minus_beta2, float((sums[0] + sums[1]) / count) - v, v);
+    }
+    // The factor of col_v in the variances of a row.
+    HOST_DEVICE static float row_factor(const UpdateScalars& s, const FactorLayer& layer, float row_v, float mean) {
+        return layer.is_factored ? row_v / (mean > s.eps ? mean : s.eps) : 1;
+    }
+    HOST_DEVICE static float direction(const UpdateScalars& s, float g, float variance) {
+        const float root = std::sqrt(variance);
+        return g / (root > s.eps ? root : s.eps);
+    }
+    HOST_DEVICE static double trust_ratio(const UpdateScalars& s, size_t count, double weights, double direction) {
+        const double root = std::sqrt(double(count)), scale = weights / root;
+        const double clipped = direction / (root * double(s.clip_threshold));
+        return (scale > 1e-3 ? scale : 1e-3) / (clipped > 1 ? clipped : 1);
+    }
+};
+
+// A square split into multiples of two powers of 2: of 2^-52 and of 2^-82 of a bound of the sum of all squares. Sums of
+// either part, of at most 2^24 squares, are exact in double, and so have the same bits in any order (Demmel, Nguyen,
+// "Fast reproducible floating-point summation", ARITH 2013). What is cut off is below 2^-82 of the bound.
+struct ExactParts {
+    double high, low;
+    HOST_DEVICE ExactParts(float g, double unit) {
+        const double square = double(g) * double(g), low_unit = unit * 0x1p-30;
+        high = square + unit - unit;
+        low = square - high + low_unit - low_unit;
+    }
+};
+// The unit of ExactParts, whose neighbors in double have the distance of the high parts. norm: of all gradients.
+HOST_DEVICE inline double exact_unit(float norm) {
+    const int exponent = norm > 0 ? std::ilogb(norm < INFINITY ? norm : 0x1p127f) : -149;
+    return std::ldexp(1.5, 2 * exponent + 4);
+}
+
 // Updates m and returns the direction of momentum_direction. The scaled gradient is a factor of multiply-adds, because
 // compilers would fuse its product with a subtraction or not.
 HOST_DEVICE inline float momentum_step(float momentum, bool nesterov, float grad, float grad_scale, float& m) {
@@ -172,6 +209,7 @@ template <class Body> void dispatch(OptimizerKind rule, Body&& body) {
         case OptimizerKind::adagrad: return body.template operator()<AdagradRule>();
         case OptimizerKind::lamb: return body.template operator()<LambRule>();
         case OptimizerKind::lars: return body.template operator()<LarsRule>();
+        case OptimizerKind::adafactor:
         case OptimizerKind::muon:
         case OptimizerKind::normuon:
         case OptimizerKind::soap: break;
@@ -193,12 +231,21 @@ HOST_DEVICE inline UpdateScalars scalars_of(const ElementwiseUpdate& op, const C
     return scalars;
 }
 
+// The step of a chunk's elements along their direction.
+HOST_DEVICE inline float step_of(const ApplyDirection& op, const Chunk& chunk) {
+    return op.scalars[chunk.group].learning_rate * (op.trust_ratios ? op.trust_ratios[chunk.layer] : 1);
+}
+
 // A layer's ratio from its squared norms.
-template <class Rule>
-HOST_DEVICE float layer_ratio(const TrustRatios& op, const Layer& layer, double squared_weights,
-                              double squared_direction) {
+HOST_DEVICE inline float layer_ratio(const TrustRatios& op, const Layer& layer, double squared_weights,
+                                     double squared_direction) {
     if (!layer.adapts) return 1;
-    return float(Rule::trust_ratio(op.scalars[layer.group], std::sqrt(squared_weights), std::sqrt(squared_direction)));
+    const UpdateScalars& s = op.scalars[layer.group];
+    const double weights = std::sqrt(squared_weights), direction = std::sqrt(squared_direction);
+    if (op.rule == OptimizerKind::adafactor)
+        return float(AdafactorRule::trust_ratio(s, layer.count, weights, direction));
+    return float(op.rule == OptimizerKind::lamb ? LambRule::trust_ratio(s, weights, direction)
+                                                : LarsRule::trust_ratio(s, weights, direction));
 }
 
 }  // namespace ops

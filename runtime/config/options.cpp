@@ -199,10 +199,12 @@ std::vector<Option> training_options(Config& c) {
         {"optim.beta2", &c.optim.beta2, between(0, kAlmost1),
          used_by(&S::beta2, "decay rate of the second moment; lion: of the momentum")},
         {"optim.eps", &c.optim.eps, between(1e-30, 1),
-         used_by(&S::eps, "added to the square root of the averaged or summed squared gradients")},
+         used_by(&S::eps,
+                 "added to the square root of the averaged or summed squared gradients; adafactor: minimum of "
+                 "that root and of a matrix's mean squared gradient")},
         {"optim.weight_decay", &c.optim.weight_decay, between(0, 1000),
-         "weight decay of matrices, embeddings and the head; decoupled in adamw, lion, lamb, muon, normuon and "
-         "soap, else added to the gradient"},
+         "weight decay of matrices, embeddings and the head; decoupled in adamw, lion, lamb, adafactor, muon, normuon "
+         "and soap, else added to the gradient"},
         {"optim.grad_clip", &c.optim.grad_clip, between(0, 1e30), "maximum gradient norm; 0: no clipping"},
         {"optim.momentum", &c.optim.momentum, between(0, kAlmost1), used_by(&S::momentum, "momentum")},
         {"optim.nesterov", &c.optim.nesterov, kAnything,
@@ -211,6 +213,10 @@ std::vector<Option> training_options(Config& c) {
          used_by(&S::alpha, "decay rate of the average of squared gradients")},
         {"optim.trust_coefficient", &c.optim.trust_coefficient, between(0, kMaxRate),
          used_by(&S::trust_coefficient, "the rate of a layer, in proportion to its weights' norm / its gradient's")},
+        {"optim.beta2_decay", &c.optim.beta2_decay, between(-10, 0),
+         used_by(&S::beta2_decay, "the decay rate of update t is 1 - t^beta2_decay")},
+        {"optim.clip_threshold", &c.optim.clip_threshold, between(1e-6, kMaxRate),
+         used_by(&S::clip_threshold, "maximum of the root mean square of a layer's direction")},
         {"optim.scalar_name", &c.optim.scalar_name, kAnything,
          "muon, normuon, soap: optimizer of embeddings, head and vectors; not an optimizer of matrices"},
         {"optim.muon_iteration", &c.optim.muon_iteration, kAnything,

@@ -144,7 +144,8 @@ template <class T> struct Update {
                 .alpha = 0.97f,
                 .one_minus_alpha = 0.03f,
                 .bias_correction1 = 0.271f,
-                .trust_coefficient = 0.02f};
+                .trust_coefficient = 0.02f,
+                .clip_threshold = 1};
     }
 
     static constexpr bool kHasParam = !std::is_same_v<T, float>;

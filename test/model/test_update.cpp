@@ -97,7 +97,7 @@ TEST_CASE("each owned element has its own place in the optimizer's state", "[mod
 
 TEST_CASE("each optimizer has as many arrays of state as its rule updates", "[model]") {
     for (size_t kind = 0; kind < names_of(OptimizerKind()).size(); kind++)
-        if (!optimizer_row(OptimizerKind(kind)).is_of_matrices())
+        if (!optimizer_row(OptimizerKind(kind)).is_of_matrices() && OptimizerKind(kind) != OptimizerKind::adafactor)
             ops::dispatch(OptimizerKind(kind), [&]<class Rule>() {
                 CHECK(optimizer_row(OptimizerKind(kind)).slots.size() == size_t(Rule::kStates));
             });
@@ -112,6 +112,19 @@ TEST_CASE("the scalars of an update follow AdamW's formula", "[model]") {
     CHECK(scalars.one_minus_beta2 == 0.01f);
     CHECK(std::abs(scalars.step_size / (0.25 / 0.19) - 1) < 1e-6);
     CHECK(std::abs(scalars.root_bias_correction2 / std::sqrt(0.0199) - 1) < 1e-6);
+}
+
+TEST_CASE("the scalars of an update follow Adafactor's formula", "[model]") {
+    OptimizerSettings settings;
+    set_optimizer(settings, OptimizerKind::adafactor);
+    const auto at = [&](int64_t t) { return update_scalars(settings, {OptimizerKind::adafactor, 0.5}, 0.25, t); };
+    CHECK(at(1).learning_rate == 0.25f);
+    CHECK(at(1).one_minus_beta2 == 1);
+    CHECK(at(64).learning_rate == 0.125f);  // 1 / sqrt(t) is smaller
+    CHECK(at(64).keep == 0.875f);           // not limited by 1 / sqrt(t)
+    CHECK(std::abs(at(32).one_minus_beta2 / 0.0625 - 1) < 1e-6);
+    CHECK(at(1).eps == 0x1p-23f);
+    CHECK(at(1).clip_threshold == 1);
 }
 
 namespace {

@@ -134,6 +134,9 @@ class Ranks(TrainerTest):
         self.check_optimizer("lamb", [(2, 0), (2, 3), (3, 2), (4, 1)])
         self.check_optimizer("lars", [(3, 0), (2, 1)])
 
+    def test_adafactor_has_the_same_bits_for_any_number_of_ranks(self):
+        self.check_optimizer("adafactor", [(2, 0), (2, 3), (3, 2), (4, 1)])
+
     def test_muon_exchanges_at_most_4_bytes_per_parameter_and_soap_8(self):
         sent = {}
         for optimizer, stage in itertools.product(("adamw", "soap", "muon"), (0, 1, 3)):

@@ -322,7 +322,10 @@ void trust_ratios(const ops::TrustRatios& op) {
             weights += op.sums[2 * (layer.first + k * layer.stride)];
             directions += op.sums[2 * (layer.first + k * layer.stride) + 1];
         }
-        const double ratio = trust_ratio(op.rule, op.scalars[layer.group], std::sqrt(weights), std::sqrt(directions));
+        const ops::UpdateScalars& s = op.scalars[layer.group];
+        const double ratio = op.rule == OptimizerKind::adafactor
+                                 ? factored_ratio(s, layer.count, std::sqrt(weights), std::sqrt(directions))
+                                 : trust_ratio(op.rule, s, std::sqrt(weights), std::sqrt(directions));
         op.out[i] = layer.adapts ? float(ratio) : 1;
     }
 }
@@ -349,7 +352,9 @@ void apply_direction(const ops::ApplyDirection& op) {
             float& master = op.master[chunk.begin + e];
             const double direction = element(op.direction, chunk.state_begin + e);
             const bool decays = !op.cautious || direction * master >= 0;
-            master = float(apply_element(op.scalars[chunk.group], decays, direction, double(master)));
+            ops::UpdateScalars scalars = op.scalars[chunk.group];
+            if (op.trust_ratios) scalars.learning_rate *= op.trust_ratios[chunk.layer];
+            master = float(apply_element(scalars, decays, direction, double(master)));
             if (op.param) put(op.param, chunk.begin + e, master);
         }
     }

@@ -27,6 +27,32 @@ inline double trust_ratio(OptimizerKind rule, const ops::UpdateScalars& s, doubl
     return numerator > 0 && denominator > 0 ? numerator / denominator : 1;
 }
 
+// Adafactor's average of a row or a column after its mean square (torch.optim.Adafactor's lerp).
+template <class Number> Number factored_average(const ops::UpdateScalars& s, Number mean_square, Number v) {
+    return v + Number(s.one_minus_beta2) * (mean_square - v);
+}
+
+// Returns Adafactor's g / max(sqrt(variance), eps). mean: of the averages of the layer's rows.
+template <class Number>
+Number factored_element(const ops::UpdateScalars& s, bool is_factored, Number g, Number row_v, Number col_v,
+                        Number mean) {
+    using std::sqrt;
+    const auto at_least_eps = [&](Number x) {
+        if constexpr (requires { x.value; })
+            x.value = std::max(x.value, double(s.eps));
+        else
+            x = std::max(x, double(s.eps));
+        return x;
+    };
+    return g / at_least_eps(sqrt(is_factored ? row_v / at_least_eps(mean) * col_v : col_v));
+}
+
+// Returns Adafactor's max(0.001, RMS of the weights) / max(1, RMS of the direction / clip_threshold), given norms.
+inline double factored_ratio(const ops::UpdateScalars& s, size_t count, double weights, double direction) {
+    const double root = std::sqrt(double(count));
+    return std::max(0.001, weights / root) / std::max(1.0, direction / root / double(s.clip_threshold));
+}
+
 // Updates a master weight and its state. g: the clipped gradient.
 template <class Number>
 void update_element(OptimizerKind rule, const ops::UpdateScalars& s, Number g, Number& master, Number* state) {
@@ -90,6 +116,7 @@ void update_element(OptimizerKind rule, const ops::UpdateScalars& s, Number g, N
             master = master - m;
             break;
         }
+        case OptimizerKind::adafactor:
         case OptimizerKind::muon:
         case OptimizerKind::normuon:
         case OptimizerKind::soap:
