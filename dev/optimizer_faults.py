@@ -14,6 +14,10 @@ SOAP_RANKS = "program: test_ranks.Ranks.test_soap_has_the_same_bits_for_any_numb
 AVERAGE = "program: test_average"
 GROUP_RATES, SCHEDULE = "program: test_resume.Resume.test_schedules_of_groups", "runtime/config/schedule.cpp"
 LAYERS = "test_cpu: 20 steps of LAMB*"
+FACTORS, FACTORED = "model/factors.cpp", CUDA + "factored_update.cu"
+CPU_OPTIMIZER, FACTORED_OPS = "kernels/cpu/optimizer.cpp", "test_cpu: factor*"
+ADAFACTOR, FACTOR_NAMES = "test_cpu: 20 steps of Adafactor*", "test_cpu: *Adafactor's averages*"
+ADAFACTOR_RANKS = "program: test_ranks.Ranks.test_adafactor_has_the_same_bits_for_any_number_of_ranks"
 LAMB_RANKS = "program: test_ranks.Ranks.test_lamb_and_lars_have_the_same_bits_for_any_number_of_ranks"
 
 FAULTS = [
@@ -199,6 +203,62 @@ FAULTS = [
      "if (s.options.ranks > 99) wait(all_reduce_sum(trust.sums", LAMB_RANKS),
     (UPDATE, "the norms of the last step are added", ".count = 4 * trust.n_sums, .value = 0}",
      ".count = 0, .value = 0}", LAMB_RANKS),
+    # ---- Adafactor
+    (FACTORED, "a row's piece begins in the next row", "const int begin = row * layer.cols - before,",
+     "const int begin = row * layer.cols,"),
+    (FACTORED, "a row at the border of two chunks is counted twice", "end = min(begin + layer.cols, chunk.count);",
+     "end = begin + layer.cols;"),
+    (FACTORED, "columns begin at the chunk", "size_t((before + place) % layer.cols)),",
+     "size_t(place % layer.cols)),"),
+    (FACTORED, "low parts are not added", "    if (low != 0) add_exactly(sums + 1, low);\n", ""),
+    (FACTORED, "a sum that another block has changed is overwritten", "while (old != seen);", "while (false);"),
+    (FACTORED, "means of rows are divided by the number of rows", "op.rows + 2 * row, layer.cols, op.row_v[row]",
+     "op.rows + 2 * row, layer.rows, op.row_v[row]"),
+    (FACTORED, "a thread writes its own mean", "if (threadIdx.x == 0) op.mean[blockIdx.x] = float(sum / layer.rows);",
+     "if (threadIdx.x == 0) op.mean[blockIdx.x] = float(sum / kThreads);"),
+    (FACTORED, "a chunk's first row is the layer's", "op.row_v + layer.first_row + first / size_t(layer.cols);",
+     "op.row_v + layer.first_row;"),
+    (FACTORED, "the squared sums have the gradients' scale", "fma(double(direction), double(direction), directions)",
+     "fma(double(direction * grad_scale), double(direction), directions)"),
+    (FACTORED, "the update is applied to gradients that are not finite",
+     "factored_direction_kernel(FactoredDirection op) {\n    if (op.grad_norm->non_finite_tensor >= 0) return;\n",
+     "factored_direction_kernel(FactoredDirection op) {\n"),
+    (OPTIMIZER, "apply_direction ignores the layer's ratio", "const float step = step_of(op, chunk);",
+     "const float step = op.scalars[chunk.group].learning_rate;", "test_simt: apply_direction*"),
+    (CPU_OPTIMIZER, "row and column averages are exchanged", "op.rows + 2 * row, layer.cols, op.row_v[row]",
+     "op.rows + 2 * row, layer.rows, op.row_v[row]", FACTORED_OPS),
+    (CPU_OPTIMIZER, "a row at the border of two chunks is counted twice",
+     "count = int(std::min(cols - col, size_t(chunk.count - i)));", "count = int(cols - col);", FACTORED_OPS),
+    (CPU_OPTIMIZER, "another thread's sum is lost",
+     "std::atomic_ref(sums[1]).fetch_add(low, std::memory_order_relaxed);", "sums[1] = low;", FACTORED_OPS),
+    (CPU_OPTIMIZER, "apply_direction ignores the layer's ratio", "const float step = step_of(op, chunk);",
+     "const float step = op.scalars[chunk.group].learning_rate;", "test_cpu: apply_direction*"),
+    (RULES, "the sums are not exact", "high = square + unit - unit;", "high = square;", FACTORED_OPS),
+    (RULES, "sums have only their high parts", "low = square - high + low_unit - low_unit;", "low = 0;", FACTORED_OPS),
+    (RULES, "eps is added to the root", "return g / (root > s.eps ? root : s.eps);", "return g / (root + s.eps);",
+     FACTORED_OPS),
+    (RULES, "eps inside the root", "const float root = std::sqrt(variance);\n        return",
+     "const float root = std::sqrt(variance + s.eps);\n        return", FACTORED_OPS),
+    (RULES, "vectors are factored", "return layer.is_factored ? row_v", "return true ? row_v", FACTORED_OPS),
+    (RULES, "weights near 0 do not move", "(scale > 1e-3 ? scale : 1e-3)", "scale", "test_cpu: trust_ratios*"),
+    (RULES, "a small direction grows", "(clipped > 1 ? clipped : 1)", "clipped", "test_cpu: trust_ratios*"),
+    (UPDATE, "beta2 belongs to the step before", "std::pow(double(t), settings.beta2_decay)",
+     "std::pow(double(t > 1 ? t - 1 : t), settings.beta2_decay)", ADAFACTOR),
+    (UPDATE, "the rate does not fall with 1 / sqrt(t)",
+     "is_adafactor ? std::min(rate, float(1 / std::sqrt(double(t))))", "is_adafactor ? std::min(rate, 1.0f)",
+     "test_cpu: the scalars of an update follow Adafactor*"),
+    (UPDATE, "a layer has the ratio of its tensor's first", "whole.tensor * kMaxStacked + int(number);",
+     "whole.tensor * kMaxStacked;", ADAFACTOR),
+    (FACTORS, "padding counts in the averages", "is_padded ? options.shape.vocab_size : layer.rows", "layer.rows",
+     ADAFACTOR),
+    (FACTORS, "a rank's part begins at the layer's begin", " - ptrdiff_t(part.first),", ",", ADAFACTOR_RANKS),
+    (FACTORS, "the sums are a rank's own", "if (s.options.is_sharded()) wait(all_reduce_sum(state.sums",
+     "if (s.options.ranks > 99) wait(all_reduce_sum(state.sums", ADAFACTOR_RANKS),
+    (FACTORS, "the sums of the last step are added", ".count = 2 * n_sums, .value = 0}", ".count = 0, .value = 0}",
+     ADAFACTOR),
+    (FACTORS, "all ranks save the averages", "once && s.options.rank > 0 ? 0 : count", "count", ADAFACTOR_RANKS),
+    (GPT, "the averages are not saved",
+     "    std::ranges::move(name_factors(s, once), std::back_inserter(named));\n", "", FACTOR_NAMES),
     # ---- averages of the weights
     (UPDATE, "the average keeps the weight of the masters", ".alpha = float(1 - s.average_weight)",
      ".alpha = float(s.average_weight)", "test_cpu: the average has*"),

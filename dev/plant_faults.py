@@ -38,7 +38,7 @@ MODES = [("default order", "test_simt", []), ("seed 1", "test_simt", ["--seed", 
          ("AddressSanitizer", "test_simt_asan", [])]
 # The tests that exercise a file; reduce.cuh and vector.cuh are used by everything except GEMMs.
 FAMILIES = [("attention", "*attention*"), ("norm", "*norm*"), ("cross_entropy", "*cross_entropy*"),
-            ("embedding", "*embedding*"), ("optimizer", "*update*,*direction*,trust_*"),
+            ("embedding", "*embedding*"), ("factored_update", "factor*"), ("optimizer", "*update*,*direction*,trust_*"),
             ("eigenbasis", "adam_direction*,orthonormalize*"),
             ("grad_norm", "*norm_finish*,frobenius*,row_normalize*"), ("matmul", "*matmul*"),
             ("fill", "*fill*,*cast*,add,scaled_add*"), ("dropout", "dropout*"),
