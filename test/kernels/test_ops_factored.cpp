@@ -34,7 +34,7 @@ constexpr size_t kLayers = std::size(kShapes);
 constexpr size_t kFirst = 100;         // the first layer's place, so that chunks end within rows
 constexpr float kScale = 1.0f / 1024;  // exact, so that ref:: and the ops have the same gradients
 
-// Layers one after the other, and the grid's chunks, cut at the ends of layers.
+// Adjacent layers, and the grid's chunks, cut at the ends of layers.
 struct Layers {
     std::vector<ops::FactorLayer> layers;
     std::vector<ops::Chunk> chunks;

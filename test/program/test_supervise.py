@@ -293,7 +293,7 @@ class Evaluation(Supervised):
                    checkpoint_keep_best=False)
 
     def test_a_validation_before_an_interrupted_sample_counts_once(self):
-        # The likeliest token is the one before it, so no sample ends before it has all its tokens.
+        # The most likely token is the one before it, so no sample ends before it has all its tokens.
         self.check(after='"kind":"val","step":2', kinds=("train", "train", "val"), data_val="data/val_*.bin",
                    eval_stride=0, sample_prompt="a", sample_temperature=0, sample_tokens=6000, optim_learning_rate=0)
         self.assertEqual(self.manifest(8)["state"]["best_validation"],
