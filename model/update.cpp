@@ -194,8 +194,10 @@ std::vector<ops::Chunk> update_chunks(const GptOptions& options, const TensorLay
             if (place.rule != int(r)) continue;
             const TensorPart part = owned_part(options, layout, layout.tensors[size_t(chunk.tensor)]);
             chunk.group = place.group;
-            const bool has_slots = !optimizer_row(rule.rule).slots.empty();
-            chunk.state_begin = has_slots ? place.state_begin + (chunk.begin - part.shard_begin) : chunk.begin;
+            // Adafactor's directions replace the gradients.
+            chunk.state_begin = rule.rule == OptimizerKind::adafactor
+                                    ? chunk.begin
+                                    : place.state_begin + (chunk.begin - part.shard_begin);
             if (optimizer_row(rule.rule).scope == UpdateScope::layer)
                 append_by_layer(sorted, chunk, layers[size_t(chunk.tensor)],
                                 part.first + chunk.begin - part.shard_begin);

@@ -64,7 +64,7 @@ TensorPart owned_part(const GptOptions& options, const TensorLayout& layout, con
 
 // Returns the chunks that this rank updates, with their groups and the places of their state, sorted by rule; sets the
 // number of each rule's chunks. With a layerwise rule, a chunk ends with its layer, and its index is its place in
-// TrustState::sums. Without arrays of state, state_begin is `begin`: apply_direction then reads Adafactor's directions
+// TrustState::sums. With Adafactor, state_begin is `begin`: apply_direction then reads Adafactor's directions
 // in the place of the gradients.
 std::vector<ops::Chunk> update_chunks(const GptOptions& options, const TensorLayout& layout, UpdateLayout& update,
                                       const std::vector<ops::Chunk>& chunks);
