@@ -18,7 +18,7 @@ constexpr ModelSize kSeries[] = {{2, 2, 64, 64},      {4, 4, 128, 128},     {6, 
                                  {6, 6, 384, 256},    {8, 8, 512, 256},     {12, 10, 640, 512},
                                  {12, 12, 768, 1024}, {24, 16, 1024, 1024}, {36, 20, 1280, 1024}};
 
-constexpr double kTokensPerParameter = 10, kParametersPerByte = 1.5, kMaxUsefulSteps = 20000;
+constexpr double kTokensPerParameter = 1.5, kParametersPerByte = 1.5, kMaxUsefulSteps = 20000;
 // Muon's iterations take about 5 / kBatchPerChannel of the passes' time: see docs/optimizers.md.
 constexpr int kBatchPerChannel = 16;    // tokens per step
 constexpr int64_t kMinBatch = 8;        // sequences, for a short text

@@ -27,12 +27,12 @@ struct Suggestion {
 // Seconds of one training step of a configuration on this machine.
 using StepTime = std::function<double(const Config&)>;
 
-// Suggests the largest model of a fixed series that sees at least 10 tokens per parameter within `minutes` and has at
+// Suggests the largest model of a fixed series that sees at least 1.5 tokens per parameter within `minutes` and has at
 // most 1.5 parameters per byte of text. (Hoffmann et al., arXiv 2203.15556, find about 20 tokens per parameter to be
-// compute-optimal; small models in short runs gain from being somewhat larger.) Suggests the smallest model if none
-// qualifies. Calls `step_time` for each model, starting with the smallest. The learning rate, intervals and batch size
-// follow from the model and the number of steps. Returns nullopt if the training text has fewer tokens than one batch
-// of the smallest model.
+// compute-optimal with AdamW; in short runs with Muon, larger models are better: dev/results/2026-11-26-muon.md.)
+// Suggests the smallest model if none qualifies. Calls `step_time` for each model, starting with the smallest. The
+// learning rate, intervals and batch size follow from the model and the number of steps. Returns nullopt if the
+// training text has fewer tokens than one batch of the smallest model.
 std::optional<Suggestion> suggest_config(const SuggestionInputs& inputs, const StepTime& step_time);
 
 // Trains the model of a configuration briefly on arbitrary tokens. Returns the median time of its steps in seconds.

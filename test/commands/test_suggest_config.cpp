@@ -58,7 +58,7 @@ TEST_CASE("a faster machine or more time gives a larger model, and a short text 
         const Suggestion suggestion = suggested(long_text, flops_per_s);
         CHECK(suggestion.parameters > before);
         before = suggestion.parameters;
-        if (flops_per_s > 1e9) CHECK(suggestion.tokens() >= 10 * double(suggestion.parameters));
+        if (flops_per_s > 1e9) CHECK(suggestion.tokens() >= 1.5 * double(suggestion.parameters));
     }
     CHECK(suggested(shakespeare(), 1e15).parameters <= 1.5 * 1'059'636);
     long_text.minutes = 300;
@@ -74,7 +74,7 @@ TEST_CASE("beyond about ten thousand steps the batch grows instead", "[suggest]"
 TEST_CASE("the suggestion uses no split or tokenizer that the data set lacks", "[suggest]") {
     SuggestionInputs inputs = shakespeare();
     inputs.val_tokens = 0;
-    const Suggestion suggestion = suggested(inputs, 1e11);
+    const Suggestion suggestion = suggested(inputs, 1e10);
     CHECK(suggestion.config.data.val.empty());
     CHECK(suggestion.config.eval.every_steps == 0);
     CHECK_FALSE(suggestion.config.checkpoint.keep_best);
