@@ -105,12 +105,6 @@ void list_messages(GptState& s) {
     }
 }
 
-// out (rows, n) = a (rows, k) b (n, k)^T
-void multiply_by_transposed(const GptState& s, View out, View a, View b, int rows, int n, int k) {
-    run(s.stream, ops::matmul_forward,
-        {.out = out, .pre_activation = nullptr, .inp = a, .weight = b, .bias = nullptr, .rows = rows, .n = n, .k = k});
-}
-
 // out = scale (a x + (b gram + c gram^2) x), with gram = x x^T, or x^T x on the other side if that is smaller.
 void apply_polynomial(const GptState& s, const Matrix& matrix, View out, const Polynomial& p, float scale) {
     const MatrixState& state = s.matrix;
@@ -182,6 +176,11 @@ void orthogonalize(const GptState& s, size_t number) {
 }
 
 }  // namespace
+
+void multiply_by_transposed(const GptState& s, View out, View a, View b, int rows, int n, int k) {
+    run(s.stream, ops::matmul_forward,
+        {.out = out, .pre_activation = nullptr, .inp = a, .weight = b, .bias = nullptr, .rows = rows, .n = n, .k = k});
+}
 
 std::vector<Matrix> lay_out_matrices(const TensorLayout& layout) {
     std::vector<Matrix> matrices;

@@ -49,6 +49,9 @@ size_t slot_elements(const MatrixSlot& slot, const Matrix& matrix);
 
 struct GptState;
 
+// out (rows, n) = a (rows, k) b (n, k)^T
+void multiply_by_transposed(const GptState& s, View out, View a, View b, int rows, int n, int k);
+
 // Names the state of all matrices. A rank has values only for the matrices that it owns.
 std::vector<NamedTensor> name_matrix_state(const GptState& s);
 

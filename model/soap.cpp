@@ -24,12 +24,6 @@ void multiply(const GptState& s, View out, View a, View b, int rows, int k, int 
         {.dinp = out, .dout = a, .weight = b, .kept = nullptr, .rows = rows, .n = k, .k = n});
 }
 
-// out (rows, n) = a (rows, k) b (n, k)^T
-void multiply_by_transposed(const GptState& s, View out, View a, View b, int rows, int k, int n) {
-    run(s.stream, ops::matmul_forward,
-        {.out = out, .pre_activation = nullptr, .inp = a, .weight = b, .bias = nullptr, .rows = rows, .n = n, .k = k});
-}
-
 // out (n, cols) = a (rows, n)^T b (rows, cols)
 void multiply_transposed(const GptState& s, View out, View a, View b, int rows, int n, int cols) {
     run(s.stream, ops::matmul_backward_weight,
@@ -60,7 +54,7 @@ void accumulate(const GptState& s, View average, View value, size_t count, float
 void subtract_components(const GptState& s, View out, View x, View q, int rows, int n_done, int n) {
     const View components = View(s.matrix.gram_sums).from(2 * kPanel * size_t(n)),
                sum = components.from(2 * kPanel * size_t(n));
-    multiply_by_transposed(s, components, x, q, rows, n, n_done);
+    multiply_by_transposed(s, components, x, q, rows, n_done, n);
     multiply(s, sum, components, q, rows, n_done, n);
     run(s.stream, ops::scaled_add,
         {.out = out, .a = x, .b = sum, .count = size_t(rows) * size_t(n), .alpha = 1, .beta = -1});
@@ -139,7 +133,7 @@ void soap_direction(const GptState& s, size_t number, View gradient) {
     const ops::UpdateScalars& scalars = s.host_update_scalars[size_t(s.update.tensors[size_t(matrix.tensor)].group)];
     const bool is_first = s.update_number == 1;
 
-    multiply_by_transposed(s, state.product, gradient, gradient, rows, cols, rows);
+    multiply_by_transposed(s, state.product, gradient, gradient, rows, rows, cols);
     accumulate(s, left, state.product, square_of(rows), scalars.beta2, scalars.one_minus_beta2);
     multiply_transposed(s, state.product, gradient, gradient, rows, cols, cols);
     accumulate(s, right, state.product, square_of(cols), scalars.beta2, scalars.one_minus_beta2);
