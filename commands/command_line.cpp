@@ -23,13 +23,14 @@ template <class Number> std::optional<Number> number_of(std::string_view text) {
     return error == std::errc() && rest == end ? std::optional(value) : std::nullopt;
 }
 
-// Returns the two numbers around the separator if `text` has this form and both are at most `most`.
+// Returns the two numbers around the separator if `text` has this form and both have at most the digits of `most`.
 std::optional<std::pair<int, int>> number_pair(const std::string& text, char separator, unsigned most) {
     const size_t middle = text.find(separator);
-    if (middle == std::string::npos) return std::nullopt;
+    const size_t digits = std::to_string(most).size();
+    if (middle > digits || text.size() - middle - 1 > digits) return std::nullopt;
     const auto first = number_of<unsigned>(text.substr(0, middle));
     const auto second = number_of<unsigned>(text.substr(middle + 1));
-    if (!first || !second || *first > most || *second > most) return std::nullopt;
+    if (!first || !second) return std::nullopt;
     return std::pair(int(*first), int(*second));
 }
 
@@ -46,7 +47,7 @@ void read_node(const std::string& text, LocalNode& node) {
 void read_master(const std::string& text, LocalNode& node) {
     const size_t colon = std::min(text.rfind(':'), text.size());
     const unsigned port = colon == text.size() ? 0 : number_of<unsigned>(text.substr(colon + 1)).value_or(0);
-    if (colon == 0 || port < 1 || port > 65535)
+    if (colon == 0 || text.size() > colon + 6 || port < 1 || port > 65535)
         fail(Exit::usage, "--master is \"%s\", expected HOST:PORT of machine 0, e.g. node0:29500", text);
     node.master_host = text.substr(0, colon), node.master_port = int(port);
 }
