@@ -6,6 +6,7 @@ OPTIMIZER, GRAD_NORM, FILL = CUDA + "optimizer.cu", CUDA + "grad_norm.cu", CUDA 
 EIGENBASIS, SOAP = CUDA + "eigenbasis.cu", "model/soap.cpp"
 RULES = "kernels/shared/update_rules.h"
 MATRICES, UPDATE, GPT = "model/matrices.cpp", "model/update.cpp", "model/gpt.cpp"
+ORTHOGONAL, OPTIMIZERS = "model/muon.cpp", "model/optimizers.cpp"
 MUON, OWNERS = "test_cpu: *Muon*", "test_cpu: every matrix has an owner*"
 MUON_RANKS = "program: test_ranks.Ranks.test_muon_has_the_same_bits_for_any_number_of_ranks_at_every_stage"
 NORMUON_RANKS = "program: test_ranks.Ranks.test_normuon_has_the_same_bits_for_any_number_of_ranks"
@@ -143,11 +144,13 @@ FAULTS = [
      SOAP_STEPS),
     (SOAP, "averages change after gradients that are not finite", ".grad_norm = s.grad_norm});\n}\n\n// Subtracts",
      ".grad_norm = nullptr});\n}\n\n// Subtracts", SOAP_SKIPS),
-    (UPDATE, "SOAP's corrections count the first step", "std::max<int64_t>(t - 1, 1) : t", "t : t", SOAP_STEPS),
+    (UPDATE, "SOAP's corrections count the first step", "t + 1 - optimizer_row(group.rule).first_update", "t",
+     SOAP_STEPS),
     (GPT, "every step of SOAP is the first", "    s.update_number = settings.update;\n", "", SOAP_STEPS),
-    (MATRICES, "SOAP's first step moves weights", "if (is_soap && s.update_number == 1) return;", "", SOAP_STEPS),
-    ("model/optimizers.cpp", "the owners of SOAP get gradients in BF16", "cols_by_cols}},\n         Dtype::fp32}",
-     "cols_by_cols}},\n         Dtype::bf16}", SOAP_STEPS),
+    (MATRICES, "SOAP's first step moves weights", "if (s.update_number < row_of(s).first_update) return;", "",
+     SOAP_STEPS),
+    (OPTIMIZERS, "the owners of SOAP get gradients in BF16", "         Dtype::fp32,\n         2}",
+     "         Dtype::bf16,\n         2}", SOAP_STEPS),
     (MATRICES, "SOAP's gradients go to the rank after the owner", "message(matrix.owner, direction_at",
      "message((matrix.owner + 1) % s.options.ranks, direction_at", SOAP_RANKS),
     (MATRICES, "pieces of SOAP's gradients arrive at the beginning of the matrix",
@@ -169,7 +172,7 @@ FAULTS = [
      MUON_RANKS),
     (MATRICES, "queries, keys and values are one matrix", "row.stacked_rows ? (layout", "false ? (layout",
      "test_cpu: *are separate matrices"),
-    (MATRICES, "a product lacks its transpose", """        run(s.stream, ops::matmul_backward_input,
+    (ORTHOGONAL, "a product lacks its transpose", """        run(s.stream, ops::matmul_backward_input,
             {.dinp = state.product,
              .dout = state.gram,
              .weight = state.x,
@@ -178,13 +181,13 @@ FAULTS = [
              .n = rows,
              .k = cols});""",
      "        multiply_by_transposed(s, state.product, state.gram, state.x, rows, cols, rows);", MUON),
-    (MATRICES, "the norm includes padding", ".count = matrix.count(), .eps = 1e-7f});",
+    (ORTHOGONAL, "the norm includes padding", ".count = matrix.count(), .eps = 1e-7f});",
      ".count = round_up(matrix.count() + 1, kTensorAlignment), .eps = 1e-7f});", MUON),
     (MATRICES, "momentum and Nesterov's momentum are swapped", ".nesterov = s.options.optimizer.nesterov},",
      ".nesterov = !s.options.optimizer.nesterov},", MUON),
-    (MATRICES, "the two scales are swapped", "settings.muon_scale == MuonScale::adamw_rms",
+    (ORTHOGONAL, "the two scales are swapped", "settings.muon_scale == MuonScale::adamw_rms",
      "settings.muon_scale == MuonScale::shape", MUON),
-    (MATRICES, "all matrices share one second moment", "s.matrix.slots[0][number]", "s.matrix.slots[0][0]", MUON),
+    (ORTHOGONAL, "all matrices share one second moment", "s.matrix.slots[0][number]", "s.matrix.slots[0][0]", MUON),
     (MATRICES, "two matrices' second moments overlap",
      "if (is_own && next) next += round_up(slot_elements(slot, matrix), kTensorAlignment);",
      "if (is_own && next) next += slot_elements(slot, matrix) / 2;", MUON),
@@ -199,9 +202,11 @@ FAULTS = [
     (UPDATE, "vectors have trust ratios", ".adapts = !is_vector", ".adapts = true", LAYERS),
     (UPDATE, "a layer has its neighbor's ratio", "whole.tensor * kMaxStacked + int(number);",
      "whole.tensor * kMaxStacked;", LAYERS),
+    (UPDATE, "a scope's update is another's", "case UpdateScope::layer: update_by_layer(s, rule); break;",
+     "case UpdateScope::layer:", LAYERS),
     (UPDATE, "the norms are a rank's own", "if (s.options.is_sharded()) wait(all_reduce_sum(trust.sums",
      "if (s.options.ranks > 99) wait(all_reduce_sum(trust.sums", LAMB_RANKS),
-    (UPDATE, "the norms of the last step are added", ".count = 4 * trust.n_sums, .value = 0}",
+    (UPDATE, "the norms of the last step are added", ".count = 4 * s.trust.n_sums, .value = 0}",
      ".count = 0, .value = 0}", LAMB_RANKS),
     # ---- Adafactor
     (FACTORED, "a row's piece begins in the next row", "const int begin = row * layer.cols - before,",

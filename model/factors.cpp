@@ -26,7 +26,7 @@ FactorState lay_out_factors(const GptOptions& options, const TensorLayout& layou
                               .first = 0,
                               .rows = is_vector ? 1 : tensor.rows,
                               .cols = is_vector ? int(tensor.count) : tensor.cols});
-        if (update.row_of(i).kind != OptimizerKind::adafactor) layers.clear();
+        if (update.row_of(i).scope != UpdateScope::factors) layers.clear();
         layers.resize(kMaxStacked);
         const TensorPart part = owned_part(options, layout, tensor);
         for (const Matrix& layer : layers) {

@@ -1,54 +1,36 @@
 #include "model/matrices.h"
 
-#include <cmath>
 #include <numeric>
-#include <span>
 
 #include "kernels/base/check.h"
 #include "kernels/numeric.h"
 #include "kernels/op_stream.h"
 #include "kernels/ops.h"
+#include "model/muon.h"
 #include "model/soap.h"
 #include "model/state.h"
 
 namespace {
 
-// x a + x x^T x b + (x x^T)^2 x c
-struct Polynomial {
-    float a, b, c;
+// The functions of an optimizer of matrices.
+struct MatrixFunctions {
+    OptimizerKind kind;
+    // Returns what the direction of an own matrix needs.
+    MatrixMemory (*memory)(const GptOptions& options, const Matrix& matrix);
+    // Replaces the momentum or the gradient of an own matrix, in the exchange's type, by the direction of the step.
+    void (*direct)(const GptState& s, size_t number, View values);
 };
-
-// Jordan et al., "Muon: An optimizer for hidden layers in neural networks", 2024.
-constexpr Polynomial kNewtonSchulz[] = {{3.4445f, -4.7750f, 2.0315f},
-                                        {3.4445f, -4.7750f, 2.0315f},
-                                        {3.4445f, -4.7750f, 2.0315f},
-                                        {3.4445f, -4.7750f, 2.0315f},
-                                        {3.4445f, -4.7750f, 2.0315f}};
-// Optimal polynomials of Amsel et al., "The Polar Express", arXiv 2505.16932, algorithm 1, with a margin of 2 % for
-// rounding: singular values from 1e-3 to 1 become 0.86 to 1.14.
-constexpr Polynomial kPolarExpress[] = {{8.1565545f, -22.4832929f, 15.8787699f},
-                                        {4.0429299f, -2.8089175f, 0.5000178f},
-                                        {3.8916678f, -2.7724842f, 0.5060648f},
-                                        {3.2857537f, -2.3681295f, 0.4644902f},
-                                        {2.3465413f, -1.7097828f, 0.4232355f}};
-
-std::span<const Polynomial> polynomials_of(const OptimizerSettings& settings) {
-    if (settings.muon_iteration == MuonIteration::polar_express) return kPolarExpress;
-    return kNewtonSchulz;
-}
-
-// adamw_rms gives the update the size of AdamW's, about 0.2 per element (Liu et al., "Muon is scalable for LLM
-// training", arXiv 2502.16982, section 2.2); both are torch.optim.Muon's.
-float scale_of(const OptimizerSettings& settings, const Matrix& matrix) {
-    const double rows = matrix.rows, cols = matrix.cols;
-    if (settings.muon_scale == MuonScale::adamw_rms) return float(0.2 * std::sqrt(std::max(rows, cols)));
-    return float(std::sqrt(std::max(1.0, rows / cols)));
-}
-
-// Without bf16 arithmetic in the model, the iteration has FP32's precision.
-Dtype type_of_iteration(const GptState& s) { return s.options.precision == Dtype::fp32 ? Dtype::fp32 : Dtype::bf16; }
+constexpr MatrixFunctions kFunctions[] = {{OptimizerKind::muon, muon_memory, muon_direction},
+                                          {OptimizerKind::normuon, muon_memory, normuon_direction},
+                                          {OptimizerKind::soap, soap_memory, soap_direction}};
 
 const OptimizerRow& row_of(const GptState& s) { return optimizer_row(s.update.rules[size_t(s.matrix.rule)].rule); }
+
+const MatrixFunctions& functions_of(const GptState& s) {
+    const auto* functions = std::ranges::find(kFunctions, row_of(s).kind, &MatrixFunctions::kind);
+    require(functions != std::end(kFunctions), "%s has no functions of matrices", name_of(row_of(s).kind));
+    return *functions;
+}
 
 // A piece of a matrix: elements [first, first + count) of its tensor.
 struct Piece {
@@ -105,82 +87,7 @@ void list_messages(GptState& s) {
     }
 }
 
-// out = scale (a x + (b gram + c gram^2) x), with gram = x x^T, or x^T x on the other side if that is smaller.
-void apply_polynomial(const GptState& s, const Matrix& matrix, View out, const Polynomial& p, float scale) {
-    const MatrixState& state = s.matrix;
-    const int rows = matrix.rows, cols = matrix.cols, n = matrix.smaller();
-    const size_t gram_count = size_t(n) * size_t(n);
-    const bool is_wide = rows <= cols;
-    if (is_wide) {
-        multiply_by_transposed(s, state.gram, state.x, state.x, rows, rows, cols);
-    } else {
-        run(s.stream, ops::matmul_backward_weight,
-            {.dweight = state.gram_sums,
-             .dbias = nullptr,
-             .scratch = state.scratch,
-             .dout = state.x,
-             .inp = state.x,
-             .rows = rows,
-             .n = cols,
-             .k = cols,
-             .accumulate = false});
-        run(s.stream, ops::cast, {.out = state.gram, .inp = state.gram_sums, .count = gram_count});
-    }
-    // The Gram matrix is symmetric, so it is its own transpose.
-    multiply_by_transposed(s, state.product, state.gram, state.gram, n, n, n);
-    run(s.stream, ops::scaled_add,
-        {.out = state.gram, .a = state.gram, .b = state.product, .count = gram_count, .alpha = p.b, .beta = p.c});
-    if (is_wide)
-        run(s.stream, ops::matmul_backward_input,
-            {.dinp = state.product,
-             .dout = state.gram,
-             .weight = state.x,
-             .kept = nullptr,
-             .rows = rows,
-             .n = rows,
-             .k = cols});
-    else
-        multiply_by_transposed(s, state.product, state.x, state.gram, rows, cols, cols);
-    run(s.stream, ops::scaled_add,
-        {.out = out, .a = state.x, .b = state.product, .count = matrix.count(), .alpha = scale * p.a, .beta = scale});
-}
-
-// Replaces an own matrix by the nearest matrix with orthogonal rows or columns, times the scale of its update.
-void orthogonalize(const GptState& s, size_t number) {
-    const OptimizerSettings& settings = s.options.optimizer;
-    const Matrix& matrix = s.matrix.matrices[number];
-    const View values = whole_matrix(s, number);
-    run(s.stream, ops::frobenius_normalize,
-        {.out = s.matrix.x, .inp = values, .scratch = s.matrix.scratch, .count = matrix.count(), .eps = 1e-7f});
-    const bool normalizes_rows = row_of(s).kind == OptimizerKind::normuon;
-    const std::span<const Polynomial> polynomials = polynomials_of(settings);
-    for (const Polynomial& polynomial : polynomials) {
-        const bool is_result = &polynomial == &polynomials.back() && !normalizes_rows;
-        apply_polynomial(s, matrix, is_result ? values : s.matrix.x, polynomial,
-                         is_result ? scale_of(settings, matrix) : 1);
-    }
-    // The norm of an orthogonal matrix, times the same scale: with adamw_rms the paper's 0.2 sqrt(rows cols).
-    if (normalizes_rows)
-        run(s.stream, ops::row_normalize,
-            {.out = values,
-             .inp = s.matrix.x,
-             .v = s.matrix.slots[0][number],
-             .scratch = s.matrix.scratch,
-             .grad_norm = s.grad_norm,
-             .rows = matrix.rows,
-             .cols = matrix.cols,
-             .beta2 = float(settings.muon_beta2),
-             .one_minus_beta2 = float(1 - settings.muon_beta2),
-             .eps = 1e-8f,
-             .norm = scale_of(settings, matrix) * std::sqrt(float(matrix.smaller()))});
-}
-
 }  // namespace
-
-void multiply_by_transposed(const GptState& s, View out, View a, View b, int rows, int n, int k) {
-    run(s.stream, ops::matmul_forward,
-        {.out = out, .pre_activation = nullptr, .inp = a, .weight = b, .bias = nullptr, .rows = rows, .n = n, .k = k});
-}
 
 std::vector<Matrix> lay_out_matrices(const TensorLayout& layout) {
     std::vector<Matrix> matrices;
@@ -245,30 +152,15 @@ void place_matrices(GptState& s, Arena& arena) {
     if (state.rule < 0) return;
     state.matrices = lay_out_matrices(s.layout);
 
-    const bool is_soap = row_of(s).kind == OptimizerKind::soap;
-    size_t whole = 0, largest = 0, largest_gram = 0, sums = 0, scratch = 0;
+    size_t whole = 0;
+    MatrixMemory most;
     for (const Matrix& matrix : state.matrices) {
         state.whole_begin.push_back(whole);
         if (matrix.owner != s.options.rank) continue;
         whole += round_up(matrix.count(), kTensorAlignment);
-        if (is_soap) {
-            const SoapMemory memory = soap_memory(matrix);
-            largest = largest_gram = std::max(largest, memory.square);
-            sums = std::max(sums, memory.panels), scratch = std::max(scratch, memory.scratch_bytes);
-            continue;
-        }
-        largest = std::max(largest, matrix.count());
-        largest_gram = std::max(largest_gram, size_t(matrix.smaller()) * size_t(matrix.smaller()));
-        sums = largest_gram;
-        ops::FrobeniusNormalize norm{};
-        norm.count = matrix.count();
-        ops::MatmulBackwardWeight gram{};
-        gram.rows = matrix.rows, gram.n = gram.k = matrix.cols;
-        ops::RowNormalize rows{};
-        rows.rows = matrix.rows;
-        scratch =
-            std::max({scratch, ops::frobenius_normalize_scratch_bytes(norm), ops::row_normalize_scratch_bytes(rows),
-                      matrix.rows > matrix.cols ? ops::matmul_backward_weight_scratch_bytes(gram) : 0});
+        const MatrixMemory need = functions_of(s).memory(s.options, matrix);
+        most = {need.type, std::max(most.x, need.x), std::max(most.gram, need.gram),
+                std::max(most.gram_sums, need.gram_sums), std::max(most.scratch_bytes, need.scratch_bytes)};
     }
     for (const MatrixSlot& slot : row_of(s).matrix_slots) {
         std::vector<float*>& places = state.slots.emplace_back();
@@ -282,15 +174,15 @@ void place_matrices(GptState& s, Arena& arena) {
             if (is_own && next) next += round_up(slot_elements(slot, matrix), kTensorAlignment);
         }
     }
-    const Dtype type = is_soap ? Dtype::fp32 : type_of_iteration(s), exchange = row_of(s).exchange;
+    const Dtype exchange = row_of(s).exchange;
     const RuleState& rule = s.update.rules[size_t(state.rule)];
     state.direction = arena.take("matrices", "direction", rule.elements, exchange);
     if (s.options.is_sharded()) state.whole = arena.take("matrices", "whole", whole, exchange);
-    state.x = arena.take("matrices", "x", largest, type);
-    state.gram = arena.take("matrices", "gram", largest_gram, type);
-    state.product = arena.take("matrices", "product", std::max(largest, largest_gram), type);
-    state.gram_sums = arena.take<float>("matrices", "gram_sums", sums);
-    state.scratch = arena.take<std::byte>("matrices", "matrix_scratch", scratch);
+    state.x = arena.take("matrices", "x", most.x, most.type);
+    state.gram = arena.take("matrices", "gram", most.gram, most.type);
+    state.product = arena.take("matrices", "product", most.x, most.type);
+    state.gram_sums = arena.take<float>("matrices", "gram_sums", most.gram_sums);
+    state.scratch = arena.take<std::byte>("matrices", "matrix_scratch", most.scratch_bytes);
     list_messages(s);
 }
 
@@ -316,29 +208,14 @@ void finish_matrices(GptState& s, Ticket directions) {
     MatrixState& state = s.matrix;
     if (state.rule < 0) return;
     const RuleState& rule = s.update.rules[size_t(state.rule)];
-    const bool is_soap = rule.rule == OptimizerKind::soap;
     s.update_time.stop(s.stream);
     wait(directions, s.comm, s.stream);
     s.update_time.start(s.stream);
     for (size_t number = 0; number < state.matrices.size(); number++)
-        if (state.matrices[number].owner == s.options.rank) {
-            if (is_soap)
-                soap_direction(s, number, whole_matrix(s, number));
-            else
-                orthogonalize(s, number);
-        }
-    if (is_soap && s.update_number == 1) return;  // only finds the bases
+        if (state.matrices[number].owner == s.options.rank) functions_of(s).direct(s, number, whole_matrix(s, number));
+    if (s.update_number < row_of(s).first_update) return;
     s.update_time.stop(s.stream);
     if (s.comm.size > 1) wait(exchange(state.results, s.comm, s.stream), s.comm, s.stream);
     s.update_time.start(s.stream);
-    run(s.stream, ops::apply_direction,
-        {.master = s.master,
-         .param = s.options.precision == Dtype::fp32 ? View() : s.own_param,
-         .direction = state.direction,
-         .chunks = s.update_chunks + rule.first_chunk,
-         .scalars = s.update_scalars,
-         .grad_norm = s.grad_norm,
-         .n_chunks = rule.n_chunks,
-         .cautious = s.options.optimizer.cautious_decay},
-        note_of_rule(s, rule));
+    apply_directions(s, rule, state.direction);
 }

@@ -30,6 +30,14 @@ struct Matrix {
 // balances the GEMMs over ranks.
 std::vector<Matrix> lay_out_matrices(const TensorLayout& layout);
 
+// The working arrays for the direction of a matrix: see MatrixState.
+struct MatrixMemory {
+    Dtype type = Dtype::fp32;  // of x, gram and product
+    size_t x = 0, gram = 0;    // elements; product has as many as x
+    size_t gram_sums = 0;      // elements
+    size_t scratch_bytes = 0;
+};
+
 struct MatrixState {
     int rule = -1;  // in GptState::update; -1: no optimizer of matrices
     std::vector<Matrix> matrices;
@@ -38,7 +46,7 @@ struct MatrixState {
     // In the exchange's type. `direction`: laid out like the rule's state; the momentum's direction, or the gradient in
     // SOAP, then the result. `whole`: this rank's own matrices; null without shards, where `direction` has them.
     View direction, whole;
-    View x, gram, product;       // for the largest own matrix, in the type of the iteration
+    View x, gram, product;       // as large as an own matrix needs: see MatrixMemory
     float* gram_sums = nullptr;  // the Gram matrix of a matrix with more rows than columns; SOAP: see model/soap.h
     void* scratch = nullptr;
     Exchange directions, results;  // to the owners; from them
@@ -49,9 +57,6 @@ size_t slot_elements(const MatrixSlot& slot, const Matrix& matrix);
 
 struct GptState;
 
-// out (rows, n) = a (rows, k) b (n, k)^T
-void multiply_by_transposed(const GptState& s, View out, View a, View b, int rows, int n, int k);
-
 // Names the state of all matrices. A rank has values only for the matrices that it owns.
 std::vector<NamedTensor> name_matrix_state(const GptState& s);
 
@@ -60,5 +65,5 @@ void place_matrices(GptState& s, Arena& arena);
 
 // Starts the update of the matrices: momentum, and the exchange with the owners. Does nothing without a rule.
 Ticket begin_matrices(GptState& s);
-// Finishes it: orthogonalization or SOAP's direction, the exchange back, and the step on the masters.
+// Finishes it: the directions of own matrices, the exchange back, and the step on the masters.
 void finish_matrices(GptState& s, Ticket directions);

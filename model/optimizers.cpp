@@ -21,7 +21,10 @@ static const std::vector<OptimizerRow>& optimizer_table() {
         {K::adagrad, {{"v"}}, {{&S::eps, 1e-10}}},
         {K::lamb, {{"m"}, {"v"}}, {{&S::beta1, 0.9}, {&S::beta2, 0.999}, {&S::eps, 1e-6}}, UpdateScope::layer},
         {K::lars, {{"m"}}, {{&S::momentum, 0.9}, {&S::trust_coefficient, 0.001}}, UpdateScope::layer},
-        {K::adafactor, {}, {{&S::eps, 0x1p-23}, {&S::beta2_decay, -0.8}, {&S::clip_threshold, 1}}, UpdateScope::layer},
+        {K::adafactor,
+         {},
+         {{&S::eps, 0x1p-23}, {&S::beta2_decay, -0.8}, {&S::clip_threshold, 1}},
+         UpdateScope::factors},
         {K::muon, {{"m"}}, {{&S::momentum, 0.95}, {&S::nesterov, true}}, UpdateScope::matrix},
         {K::normuon,
          {{"m"}},
@@ -38,7 +41,8 @@ static const std::vector<OptimizerRow>& optimizer_table() {
           {"right", cols_by_cols},
           {"left_basis", rows_by_rows},
           {"right_basis", cols_by_cols}},
-         Dtype::fp32},
+         Dtype::fp32,
+         2},
     };
     return table;
 }

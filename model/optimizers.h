@@ -60,9 +60,10 @@ struct MatrixSlot {
     std::vector<size_t> (*shape)(size_t rows, size_t cols);  // of a matrix's state
 };
 
-// The update of an element depends on the element, on the norms of its layer, or on its whole matrix. An optimizer of
-// matrices applies to tensors with TensorRole::matrix only.
-enum class UpdateScope { element, layer, matrix };
+// The update of an element depends on the element, on the norms of its layer, on averages of its layer's rows and
+// columns (model/factors.h) and these norms, or on its whole matrix. An optimizer of matrices applies to tensors with
+// TensorRole::matrix only.
+enum class UpdateScope { element, layer, factors, matrix };
 
 struct OptimizerRow {
     OptimizerKind kind;
@@ -71,7 +72,9 @@ struct OptimizerRow {
     UpdateScope scope = UpdateScope::element;
     std::vector<MatrixSlot> matrix_slots = {};
     Dtype exchange = Dtype::bf16;  // type in which the pieces of matrices travel to their owners and back
+    int first_update = 1;          // the first one that changes weights; earlier ones only change the state
 
+    bool is_layerwise() const { return scope == UpdateScope::layer || scope == UpdateScope::factors; }
     bool is_of_matrices() const { return scope == UpdateScope::matrix; }
 };
 

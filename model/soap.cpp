@@ -7,6 +7,7 @@
 #include "kernels/device.h"
 #include "kernels/op_stream.h"
 #include "kernels/ops.h"
+#include "model/muon.h"
 #include "model/state.h"
 
 namespace {
@@ -111,14 +112,16 @@ void update_basis(const GptState& s, View basis, View average, int n, bool is_fi
 
 }  // namespace
 
-SoapMemory soap_memory(const Matrix& matrix) {
+MatrixMemory soap_memory(const GptOptions&, const Matrix& matrix) {
     const int side = std::max(matrix.rows, matrix.cols);
     ops::FrobeniusNormalize norm{};
     norm.count = square_of(side);
     ops::MatmulBackwardWeight gram{}, rotation{};
     gram.rows = rotation.rows = rotation.n = matrix.rows, gram.n = gram.k = rotation.k = matrix.cols;
-    return {.square = square_of(side),
-            .panels = 6 * kPanel * size_t(side),
+    return {.type = Dtype::fp32,
+            .x = square_of(side),
+            .gram = square_of(side),
+            .gram_sums = 6 * kPanel * size_t(side),
             .scratch_bytes =
                 std::max({ops::frobenius_normalize_scratch_bytes(norm), ops::matmul_backward_weight_scratch_bytes(gram),
                           ops::matmul_backward_weight_scratch_bytes(rotation)})};

@@ -11,16 +11,11 @@
 
 #include "kernels/tensor.h"
 #include "model/matrices.h"
+#include "model/options.h"
 
 inline constexpr int kSoapInitialIterations = 8;
 
-// The part of GptState::matrix that soap_direction() uses.
-struct SoapMemory {
-    size_t square;         // elements of x, gram and product
-    size_t panels;         // elements of gram_sums
-    size_t scratch_bytes;  // of scratch
-};
-SoapMemory soap_memory(const Matrix& matrix);
+MatrixMemory soap_memory(const GptOptions& options, const Matrix& matrix);
 
 // Updates the state of an own matrix and replaces its gradient, FP32, by the direction of the step. The first step has
 // no direction. If a gradient is not finite, no state changes.

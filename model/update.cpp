@@ -76,26 +76,33 @@ void append_by_layer(std::vector<ops::Chunk>& chunks, const ops::Chunk& whole, c
     }
 }
 
-// Computes the trust ratios of a layerwise rule. Without shards each rank has all sums. Adafactor also replaces the
-// gradients by directions.
-void measure_layers(GptState& s, const RuleState& rule, const ops::ElementwiseUpdate& update) {
-    TrustState& trust = s.trust;
-    ops::fill({.out = reinterpret_cast<float*>(trust.sums), .count = 4 * trust.n_sums, .value = 0}, s.stream);
-    if (rule.rule == OptimizerKind::adafactor) {
-        direct_factored(s, rule);
-    } else {
-        ops::TrustSums sums{.rule = rule.rule,
-                            .out = trust.sums,
-                            .master = update.master,
-                            .state = {},
-                            .grad = update.grad,
-                            .chunks = update.chunks,
-                            .scalars = update.scalars,
-                            .grad_norm = update.grad_norm,
-                            .n_chunks = update.n_chunks};
-        std::ranges::copy(rule.slots, sums.state);
-        run(s.stream, ops::trust_sums, sums, note_of_rule(s, rule));
-    }
+// Counts the elements of chunks, for a trace.
+OpNote note_of(const ops::Chunk* chunks, int n_chunks, const GptState& s) {
+    OpNote note;
+    for (int i = 0; s.stream.trace && i < n_chunks; i++) note.elements += size_t(chunks[i].count);
+    return note;
+}
+
+// As ops::ElementwiseUpdate::param.
+View rounded_masters(const GptState& s) { return s.options.precision == Dtype::fp32 ? View() : s.own_param; }
+
+ops::ElementwiseUpdate elementwise_update(const GptState& s, const RuleState& rule) {
+    ops::ElementwiseUpdate op{.rule = rule.rule,
+                              .master = s.master,
+                              .param = rounded_masters(s),
+                              .state = {},
+                              .grad = s.own_grad,
+                              .chunks = s.update_chunks + rule.first_chunk,
+                              .scalars = s.update_scalars,
+                              .grad_norm = s.grad_norm,
+                              .n_chunks = rule.n_chunks};
+    std::ranges::copy(rule.slots, op.state);
+    return op;
+}
+
+// Computes TrustState::ratios from this rank's TrustState::sums. Without shards each rank has all sums.
+void find_trust_ratios(GptState& s, const RuleState& rule) {
+    const TrustState& trust = s.trust;
     s.update_time.stop(s.stream);
     if (s.options.is_sharded()) wait(all_reduce_sum(trust.sums, 2 * trust.n_sums, s.comm, s.stream), s.comm, s.stream);
     s.update_time.start(s.stream);
@@ -104,16 +111,33 @@ void measure_layers(GptState& s, const RuleState& rule, const ops::ElementwiseUp
          .out = trust.ratios,
          .sums = trust.sums,
          .layers = trust.layers,
-         .scalars = update.scalars,
-         .grad_norm = update.grad_norm,
+         .scalars = s.update_scalars,
+         .grad_norm = s.grad_norm,
          .n_layers = int(trust.host_layers.size())});
 }
 
-// Counts the elements of chunks, for a trace.
-OpNote note_of(const ops::Chunk* chunks, int n_chunks, const GptState& s) {
-    OpNote note;
-    for (int i = 0; s.stream.trace && i < n_chunks; i++) note.elements += size_t(chunks[i].count);
-    return note;
+void update_by_layer(GptState& s, const RuleState& rule) {
+    ops::ElementwiseUpdate op = elementwise_update(s, rule);
+    ops::TrustSums sums{.rule = rule.rule,
+                        .out = s.trust.sums,
+                        .master = op.master,
+                        .state = {},
+                        .grad = op.grad,
+                        .chunks = op.chunks,
+                        .scalars = op.scalars,
+                        .grad_norm = op.grad_norm,
+                        .n_chunks = op.n_chunks};
+    std::ranges::copy(rule.slots, sums.state);
+    run(s.stream, ops::trust_sums, sums, note_of_rule(s, rule));
+    find_trust_ratios(s, rule);
+    op.trust_ratios = s.trust.ratios;
+    run(s.stream, ops::elementwise_update, op, note_of_rule(s, rule));
+}
+
+void update_by_factors(GptState& s, const RuleState& rule) {
+    direct_factored(s, rule);
+    find_trust_ratios(s, rule);
+    apply_directions(s, rule, s.own_grad, s.trust.ratios);
 }
 
 }  // namespace
@@ -188,17 +212,16 @@ std::vector<ops::Chunk> update_chunks(const GptOptions& options, const TensorLay
     const std::vector<std::vector<TensorSpan>> layers = tensor_layers(layout);
     for (size_t r = 0; r < update.rules.size(); r++) {
         RuleState& rule = update.rules[r];
+        const OptimizerRow& row = optimizer_row(rule.rule);
         rule.first_chunk = int(sorted.size());
         for (ops::Chunk chunk : chunks) {
             const UpdateLayout::Place& place = update.tensors[size_t(chunk.tensor)];
             if (place.rule != int(r)) continue;
             const TensorPart part = owned_part(options, layout, layout.tensors[size_t(chunk.tensor)]);
             chunk.group = place.group;
-            // Adafactor's directions replace the gradients.
-            chunk.state_begin = rule.rule == OptimizerKind::adafactor
-                                    ? chunk.begin
-                                    : place.state_begin + (chunk.begin - part.shard_begin);
-            if (optimizer_row(rule.rule).scope == UpdateScope::layer)
+            chunk.state_begin =
+                row.scope == UpdateScope::factors ? chunk.begin : place.state_begin + (chunk.begin - part.shard_begin);
+            if (row.is_layerwise())
                 append_by_layer(sorted, chunk, layers[size_t(chunk.tensor)],
                                 part.first + chunk.begin - part.shard_begin);
             else
@@ -210,8 +233,7 @@ std::vector<ops::Chunk> update_chunks(const GptOptions& options, const TensorLay
 }
 
 bool UpdateLayout::has_layers() const {
-    return std::ranges::any_of(
-        rules, [](const RuleState& rule) { return optimizer_row(rule.rule).scope == UpdateScope::layer; });
+    return std::ranges::any_of(rules, [](const RuleState& rule) { return optimizer_row(rule.rule).is_layerwise(); });
 }
 
 size_t max_update_chunks(const TensorLayout& layout, const UpdateLayout& update, size_t n_chunks) {
@@ -229,7 +251,7 @@ std::vector<ops::Layer> update_layers(const TensorLayout& layout, const UpdateLa
                               .stride = kMaxStacked,
                               .n_sums = int(of_tensor.size()),
                               .group = update.tensors[i].group,
-                              .adapts = !is_vector || update.row_of(i).kind == OptimizerKind::adafactor});
+                              .adapts = !is_vector || update.row_of(i).scope == UpdateScope::factors});
     }
     return layers;
 }
@@ -240,8 +262,8 @@ ops::UpdateScalars update_scalars(const OptimizerSettings& settings, const Updat
     const float rate = float(learning_rate * group.lr_scale);
     const double beta1 = group.beta1 < 0 ? settings.beta1 : group.beta1;
     const double beta2 = group.beta2 < 0 ? settings.beta2 : group.beta2;
-    // SOAP has no moments of the first step, which only finds its bases.
-    const double steps = double(group.rule == OptimizerKind::soap ? std::max<int64_t>(t - 1, 1) : t);
+    // Moments start with the first update that changes weights.
+    const double steps = double(std::max<int64_t>(t + 1 - optimizer_row(group.rule).first_update, 1));
     const float correction1 = float(1 - std::pow(beta1, steps));
     const float correction2 = float(1 - std::pow(beta2, steps));
     const bool is_adafactor = group.rule == OptimizerKind::adafactor;
@@ -269,6 +291,20 @@ OpNote note_of_rule(const GptState& s, const RuleState& rule) {
     return note_of(s.host_update_chunks.data() + rule.first_chunk, rule.n_chunks, s);
 }
 
+void apply_directions(const GptState& s, const RuleState& rule, ConstView direction, const float* trust_ratios) {
+    run(s.stream, ops::apply_direction,
+        {.master = s.master,
+         .param = rounded_masters(s),
+         .direction = direction,
+         .chunks = s.update_chunks + rule.first_chunk,
+         .scalars = s.update_scalars,
+         .grad_norm = s.grad_norm,
+         .n_chunks = rule.n_chunks,
+         .cautious = s.options.optimizer.cautious_decay && optimizer_row(rule.rule).is_of_matrices(),
+         .trust_ratios = trust_ratios},
+        note_of_rule(s, rule));
+}
+
 void update(GptState& s) {
     const int n_own = int(s.host_own_chunks.size()), n_all = int(s.host_all_chunks.size());
     const StepSums sums = step_sums(s);
@@ -290,36 +326,17 @@ void update(GptState& s) {
     // parameters.
     const Ticket directions = begin_matrices(s);
     for (const RuleState& rule : s.update.rules) {
-        if (optimizer_row(rule.rule).is_of_matrices()) continue;
-        ops::ElementwiseUpdate op{.rule = rule.rule,
-                                  .master = s.master,
-                                  .param = s.options.precision == Dtype::fp32 ? View() : s.own_param,
-                                  .state = {},
-                                  .grad = s.own_grad,
-                                  .chunks = s.update_chunks + rule.first_chunk,
-                                  .scalars = s.update_scalars,
-                                  .grad_norm = s.grad_norm,
-                                  .n_chunks = rule.n_chunks};
-        std::ranges::copy(rule.slots, op.state);
-        if (optimizer_row(rule.rule).scope == UpdateScope::layer) {
-            measure_layers(s, rule, op);
-            op.trust_ratios = s.trust.ratios;
+        if (optimizer_row(rule.rule).is_layerwise())
+            ops::fill({.out = reinterpret_cast<float*>(s.trust.sums), .count = 4 * s.trust.n_sums, .value = 0},
+                      s.stream);
+        switch (optimizer_row(rule.rule).scope) {
+            case UpdateScope::element:
+                run(s.stream, ops::elementwise_update, elementwise_update(s, rule), note_of_rule(s, rule));
+                break;
+            case UpdateScope::layer: update_by_layer(s, rule); break;
+            case UpdateScope::factors: update_by_factors(s, rule); break;
+            case UpdateScope::matrix: break;
         }
-        if (rule.rule == OptimizerKind::adafactor) {
-            run(s.stream, ops::apply_direction,
-                {.master = op.master,
-                 .param = op.param,
-                 .direction = s.own_grad,
-                 .chunks = op.chunks,
-                 .scalars = op.scalars,
-                 .grad_norm = op.grad_norm,
-                 .n_chunks = op.n_chunks,
-                 .cautious = false,
-                 .trust_ratios = op.trust_ratios},
-                note_of_rule(s, rule));
-            continue;
-        }
-        run(s.stream, ops::elementwise_update, op, note_of_rule(s, rule));
     }
     finish_matrices(s, directions);
     if (s.average)

@@ -64,8 +64,7 @@ TensorPart owned_part(const GptOptions& options, const TensorLayout& layout, con
 
 // Returns the chunks that this rank updates, with their groups and the places of their state, sorted by rule; sets the
 // number of each rule's chunks. With a layerwise rule, a chunk ends with its layer, and its index is its place in
-// TrustState::sums. With Adafactor, state_begin is `begin`: apply_direction then reads Adafactor's directions
-// in the place of the gradients.
+// TrustState::sums. With UpdateScope::factors, state_begin is `begin`: directions have the place of the gradients.
 std::vector<ops::Chunk> update_chunks(const GptOptions& options, const TensorLayout& layout, UpdateLayout& update,
                                       const std::vector<ops::Chunk>& chunks);
 
@@ -85,6 +84,11 @@ struct GptState;
 // Gradient norm over all ranks, clipping, and the update of the masters. Requires that own_grad holds the sums over all
 // ranks.
 void update(GptState& s);
+
+// Moves the masters of a rule along `direction`, which is at the chunks' state_begin. trust_ratios: as in
+// ops::ApplyDirection.
+void apply_directions(const GptState& s, const RuleState& rule, ConstView direction,
+                      const float* trust_ratios = nullptr);
 
 // The elements of the chunks that a rule updates, for a trace.
 OpNote note_of_rule(const GptState& s, const RuleState& rule);
