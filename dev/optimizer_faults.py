@@ -11,6 +11,7 @@ MUON, OWNERS = "test_cpu: *Muon*", "test_cpu: every matrix has an owner*"
 MUON_RANKS = "program: test_ranks.Ranks.test_muon_has_the_same_bits_for_any_number_of_ranks_at_every_stage"
 NORMUON_RANKS = "program: test_ranks.Ranks.test_normuon_has_the_same_bits_for_any_number_of_ranks"
 SOAP_STEPS, SOAP_SKIPS = "test_cpu: 20 steps of SOAP*", "test_cpu: SOAP changes nothing*"
+SOAP_MUON = "test_cpu: 12 steps of SOAP-Muon*"
 SOAP_RANKS = "program: test_ranks.Ranks.test_soap_has_the_same_bits_for_any_number_of_ranks"
 AVERAGE = "program: test_average"
 GROUP_RATES, SCHEDULE = "program: test_resume.Resume.test_schedules_of_groups", "runtime/config/schedule.cpp"
@@ -155,6 +156,35 @@ FAULTS = [
      "message((matrix.owner + 1) % s.options.ranks, direction_at", SOAP_RANKS),
     (MATRICES, "pieces of SOAP's gradients arrive at the beginning of the matrix",
      ".from(theirs.first - matrix.first);", ";", SOAP_RANKS),
+    # ---- SOAP-Muon
+    (SOAP, "the momentum adds whole gradients", "accumulate(s, m, values, matrix.count(), momentum, rest);",
+     "accumulate(s, m, values, matrix.count(), momentum, 1);", SOAP_MUON),
+    (SOAP, "Nesterov's momentum is always added", "settings.nesterov ? rest : 0, settings.nesterov ? momentum : 1",
+     "rest, momentum", SOAP_MUON),
+    (SOAP, "the second moment is the gradient's", """        rotate(s, number, state.x, values);
+        finish_direction(s, number, values, state.x, scalars);""",
+     """        rotate(s, number, state.gram, values);
+        accumulate(s, values, m, matrix.count(), settings.nesterov ? 1 / rest : 1,
+                   settings.nesterov ? -momentum / rest : 0);
+        rotate(s, number, state.x, values);
+        finish_direction(s, number, values, state.gram, scalars);""", SOAP_MUON),
+    (SOAP, "the averages have the betas of scalars",
+     "    scalars.beta2 = float(settings.muon_beta2), scalars.one_minus_beta2 = float(1 - settings.muon_beta2);\n", "",
+     SOAP_MUON),
+    (SOAP, "the momentum has the averages",
+     "    update_averages(s, number, values, scalars);\n    accumulate(s, m, values, matrix.count(), momentum, rest);",
+     "    accumulate(s, m, values, matrix.count(), momentum, rest);\n    update_averages(s, number, m, scalars);",
+     SOAP_MUON),
+    (SOAP, "the direction is not orthogonalized", "    muon_direction(s, number, values);\n", "", SOAP_MUON),
+    (SOAP, "the bases change before the direction",
+     "    update_averages(s, number, values, scalars);\n    accumulate(s, m, values, matrix.count(), momentum",
+     "    update_averages(s, number, values, scalars);\n    update_bases(s, number);\n"
+     "    accumulate(s, m, values, matrix.count(), momentum", SOAP_MUON),
+    (OPTIMIZERS, "SOAP-Muon's bases change every ten steps", "{&S::soap_interval, 1}", "{&S::soap_interval, 10}",
+     SOAP_MUON),
+    (SOAP, "the first step rotates with bases of zeros",
+     "    if (s.update_number > 1) {\n        rotate(s, number, state.x,",
+     "    if (s.update_number > 0) {\n        rotate(s, number, state.x,", "test_cpu: SOAP-Muon's first step*"),
     # ---- matrices and their owners
     (MATRICES, "a matrix has no owner", "matrices[i].owner = int(least - load.begin());",
      "if (i > 0) matrices[i].owner = int(least - load.begin()); else matrices[i].owner = layout.ranks;", OWNERS),

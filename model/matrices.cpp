@@ -22,7 +22,8 @@ struct MatrixFunctions {
 };
 constexpr MatrixFunctions kFunctions[] = {{OptimizerKind::muon, muon_memory, muon_direction},
                                           {OptimizerKind::normuon, muon_memory, normuon_direction},
-                                          {OptimizerKind::soap, soap_memory, soap_direction}};
+                                          {OptimizerKind::soap, soap_memory, soap_direction},
+                                          {OptimizerKind::soap_muon, soap_muon_memory, soap_muon_direction}};
 
 const OptimizerRow& row_of(const GptState& s) { return optimizer_row(s.update.rules[size_t(s.matrix.rule)].rule); }
 
@@ -124,6 +125,11 @@ std::vector<Matrix> lay_out_matrices(const TensorLayout& layout) {
     return matrices;
 }
 
+MatrixMemory larger(const MatrixMemory& a, const MatrixMemory& b) {
+    return {a.type, std::max(a.x, b.x), std::max(a.gram, b.gram), std::max(a.gram_sums, b.gram_sums),
+            std::max(a.scratch_bytes, b.scratch_bytes)};
+}
+
 size_t slot_elements(const MatrixSlot& slot, const Matrix& matrix) {
     size_t elements = 1;
     for (const size_t size : slot.shape(size_t(matrix.rows), size_t(matrix.cols))) elements *= size;
@@ -158,9 +164,7 @@ void place_matrices(GptState& s, Arena& arena) {
         state.whole_begin.push_back(whole);
         if (matrix.owner != s.options.rank) continue;
         whole += round_up(matrix.count(), kTensorAlignment);
-        const MatrixMemory need = functions_of(s).memory(s.options, matrix);
-        most = {need.type, std::max(most.x, need.x), std::max(most.gram, need.gram),
-                std::max(most.gram_sums, need.gram_sums), std::max(most.scratch_bytes, need.scratch_bytes)};
+        most = larger(functions_of(s).memory(s.options, matrix), most);
     }
     for (const MatrixSlot& slot : row_of(s).matrix_slots) {
         std::vector<float*>& places = state.slots.emplace_back();

@@ -38,6 +38,9 @@ struct MatrixMemory {
     size_t scratch_bytes = 0;
 };
 
+// Returns memory that suffices for both, with a's type.
+MatrixMemory larger(const MatrixMemory& a, const MatrixMemory& b);
+
 struct MatrixState {
     int rule = -1;  // in GptState::update; -1: no optimizer of matrices
     std::vector<Matrix> matrices;

@@ -47,49 +47,47 @@ Dtype type_of_iteration(const GptOptions& options) {
     return options.precision == Dtype::fp32 ? Dtype::fp32 : Dtype::bf16;
 }
 
+// A working array in the iteration's type, which may be shorter than the array's.
+View in_iteration(const GptState& s, View array) { return {array.data, type_of_iteration(s.options)}; }
+
 // out = scale (a x + (b gram + c gram^2) x), with gram = x x^T, or x^T x on the other side if that is smaller.
 void apply_polynomial(const GptState& s, const Matrix& matrix, View out, const Polynomial& p, float scale) {
-    const MatrixState& state = s.matrix;
+    const View x = in_iteration(s, s.matrix.x), gram = in_iteration(s, s.matrix.gram),
+               change = in_iteration(s, s.matrix.product);
     const int rows = matrix.rows, cols = matrix.cols, n = matrix.smaller();
     const size_t gram_count = size_t(n) * size_t(n);
     const bool is_wide = rows <= cols;
     if (is_wide) {
-        multiply_by_transposed(s, state.gram, state.x, state.x, rows, rows, cols);
+        multiply_by_transposed(s, gram, x, x, rows, rows, cols);
     } else {
         run(s.stream, ops::matmul_backward_weight,
-            {.dweight = state.gram_sums,
+            {.dweight = s.matrix.gram_sums,
              .dbias = nullptr,
-             .scratch = state.scratch,
-             .dout = state.x,
-             .inp = state.x,
+             .scratch = s.matrix.scratch,
+             .dout = x,
+             .inp = x,
              .rows = rows,
              .n = cols,
              .k = cols,
              .accumulate = false});
-        run(s.stream, ops::cast, {.out = state.gram, .inp = state.gram_sums, .count = gram_count});
+        run(s.stream, ops::cast, {.out = gram, .inp = s.matrix.gram_sums, .count = gram_count});
     }
     // The Gram matrix is symmetric, so it is its own transpose.
-    multiply_by_transposed(s, state.product, state.gram, state.gram, n, n, n);
+    multiply_by_transposed(s, change, gram, gram, n, n, n);
     run(s.stream, ops::scaled_add,
-        {.out = state.gram, .a = state.gram, .b = state.product, .count = gram_count, .alpha = p.b, .beta = p.c});
+        {.out = gram, .a = gram, .b = change, .count = gram_count, .alpha = p.b, .beta = p.c});
     if (is_wide)
         run(s.stream, ops::matmul_backward_input,
-            {.dinp = state.product,
-             .dout = state.gram,
-             .weight = state.x,
-             .kept = nullptr,
-             .rows = rows,
-             .n = rows,
-             .k = cols});
+            {.dinp = change, .dout = gram, .weight = x, .kept = nullptr, .rows = rows, .n = rows, .k = cols});
     else
-        multiply_by_transposed(s, state.product, state.x, state.gram, rows, cols, cols);
+        multiply_by_transposed(s, change, x, gram, rows, cols, cols);
     run(s.stream, ops::scaled_add,
-        {.out = out, .a = state.x, .b = state.product, .count = matrix.count(), .alpha = scale * p.a, .beta = scale});
+        {.out = out, .a = x, .b = change, .count = matrix.count(), .alpha = scale * p.a, .beta = scale});
 }
 
 // Writes the nearest matrix with orthogonal rows or columns, times `scale`. out: MatrixState::x, or `values`.
 void orthogonalize(const GptState& s, const Matrix& matrix, View out, View values, float scale) {
-    const View x = s.matrix.x;
+    const View x = in_iteration(s, s.matrix.x);
     run(s.stream, ops::frobenius_normalize,
         {.out = x, .inp = values, .scratch = s.matrix.scratch, .count = matrix.count(), .eps = 1e-7f});
     const std::span<const Polynomial> polynomials = polynomials_of(s.options.optimizer);

@@ -4,14 +4,20 @@
 
 #include "kernels/base/check.h"
 
-// Defaults are torch.optim's, except AdamW's beta2, which is GPT-3's, and SGD's momentum. Lion, LAMB, LARS, NorMuon
-// and SOAP have their papers' defaults.
+// Defaults are torch.optim's, except AdamW's beta2, which is GPT-3's, and SGD's momentum. Lion, LAMB, LARS, NorMuon,
+// SOAP and SOAP-Muon have their sources' defaults.
 static const std::vector<OptimizerRow>& optimizer_table() {
     using S = OptimizerSettings;
     using K = OptimizerKind;
     const auto rows_by_rows = [](size_t rows, size_t) { return std::vector{rows, rows}; };
     const auto cols_by_cols = [](size_t, size_t cols) { return std::vector{cols, cols}; };
     const auto whole = [](size_t rows, size_t cols) { return std::vector{rows, cols}; };
+    const std::vector<MatrixSlot> soap_slots = {{"m", whole},
+                                                {"v", whole},
+                                                {"left", rows_by_rows},
+                                                {"right", cols_by_cols},
+                                                {"left_basis", rows_by_rows},
+                                                {"right_basis", cols_by_cols}};
     static const std::vector<OptimizerRow> table = {
         {K::adamw, {{"m"}, {"v"}}, {{&S::beta1, 0.9}, {&S::beta2, 0.95}, {&S::eps, 1e-8}}},
         {K::adam, {{"m"}, {"v"}}, {{&S::beta1, 0.9}, {&S::beta2, 0.999}, {&S::eps, 1e-8}}},
@@ -33,16 +39,17 @@ static const std::vector<OptimizerRow>& optimizer_table() {
          {{"row_v", [](size_t rows, size_t) { return std::vector{rows}; }}}},
         {K::soap,
          {},
-         {{&S::beta1, 0.95}, {&S::beta2, 0.95}, {&S::eps, 1e-8}},
+         {{&S::beta1, 0.95}, {&S::beta2, 0.95}, {&S::eps, 1e-8}, {&S::soap_interval, 10}},
          UpdateScope::matrix,
-         {{"m", whole},
-          {"v", whole},
-          {"left", rows_by_rows},
-          {"right", cols_by_cols},
-          {"left_basis", rows_by_rows},
-          {"right_basis", cols_by_cols}},
+         soap_slots,
          Dtype::fp32,
          2},
+        {K::soap_muon,
+         {},
+         {{&S::momentum, 0.95}, {&S::nesterov, true}, {&S::muon_beta2, 0.9}, {&S::eps, 1e-8}, {&S::soap_interval, 1}},
+         UpdateScope::matrix,
+         soap_slots,
+         Dtype::fp32},
     };
     return table;
 }
@@ -64,6 +71,8 @@ std::string users_of(SettingMember setting) {
 static void assign(OptimizerSettings& settings, const OptimizerSetting& setting) {
     if (const auto* number = std::get_if<double OptimizerSettings::*>(&setting.member))
         settings.** number = setting.initial;
+    else if (const auto* whole = std::get_if<int OptimizerSettings::*>(&setting.member))
+        settings.** whole = int(setting.initial);
     else
         settings.*std::get<bool OptimizerSettings::*>(setting.member) = setting.initial != 0;
 }

@@ -34,7 +34,7 @@ struct OptimizerSettings {
     bool nesterov = false;
     MuonIteration muon_iteration = MuonIteration::newton_schulz;
     MuonScale muon_scale = MuonScale::adamw_rms;
-    double muon_beta2 = 0.95;     // NorMuon: decay rate of the rows' second moment
+    double muon_beta2 = 0.95;     // decay rate of second moments in NorMuon and SOAP-Muon
     int soap_interval = 10;       // steps between updates of SOAP's bases
     bool cautious_decay = false;  // optimizers of matrices: decay only weights that the update also moves towards 0
     double weight_decay = 0.1;
@@ -48,7 +48,7 @@ struct StateSlot {
 };
 
 // A setting that not every optimizer reads, with its default for one that does.
-using SettingMember = std::variant<double OptimizerSettings::*, bool OptimizerSettings::*>;
+using SettingMember = std::variant<double OptimizerSettings::*, bool OptimizerSettings::*, int OptimizerSettings::*>;
 struct OptimizerSetting {
     SettingMember member;
     double initial;

@@ -110,6 +110,55 @@ void update_basis(const GptState& s, View basis, View average, int n, bool is_fi
     accumulate(s, basis, after, count, 0, 1);
 }
 
+// Adds the products of an own gradient to L and R.
+void update_averages(const GptState& s, size_t number, View gradient, const ops::UpdateScalars& scalars) {
+    const MatrixState& state = s.matrix;
+    const int rows = state.matrices[number].rows, cols = state.matrices[number].cols;
+    const View left = state.slots[2][number], right = state.slots[3][number];
+    multiply_by_transposed(s, state.product, gradient, gradient, rows, rows, cols);
+    accumulate(s, left, state.product, square_of(rows), scalars.beta2, scalars.one_minus_beta2);
+    multiply_transposed(s, state.product, gradient, gradient, rows, cols, cols);
+    accumulate(s, right, state.product, square_of(cols), scalars.beta2, scalars.one_minus_beta2);
+}
+
+// out = QL x QR^T
+void rotate(const GptState& s, size_t number, View out, View x) {
+    const MatrixState& state = s.matrix;
+    const int rows = state.matrices[number].rows, cols = state.matrices[number].cols;
+    multiply(s, state.product, state.slots[4][number], x, rows, rows, cols);
+    multiply_by_transposed(s, out, state.product, state.slots[5][number], rows, cols, cols);
+}
+
+// Replaces the rotated gradient, in MatrixState::x, by Adam's direction, which is rotated back to `out`.
+void finish_direction(const GptState& s, size_t number, View out, View rotated_m, const ops::UpdateScalars& scalars) {
+    const MatrixState& state = s.matrix;
+    const Matrix& matrix = state.matrices[number];
+    const int rows = matrix.rows, cols = matrix.cols;
+    run(s.stream, ops::adam_direction,
+        {.out = state.x.as<float>(),
+         .v = state.slots[1][number],
+         .m = rotated_m.as<float>(),
+         .grad = state.x.as<float>(),
+         .grad_norm = s.grad_norm,
+         .count = matrix.count(),
+         .scalars = scalars});
+    multiply(s, state.product, state.x, state.slots[5][number], rows, cols, cols);
+    multiply_transposed(s, out, state.slots[4][number], state.product, rows, rows, cols);
+}
+
+// Replaces the bases of an own matrix, if they are due in this step.
+void update_bases(const GptState& s, size_t number) {
+    const MatrixState& state = s.matrix;
+    const bool is_first = s.update_number == 1;
+    if ((s.update_number - 1) % s.options.optimizer.soap_interval != 0) return;
+    update_basis(s, state.slots[4][number], state.slots[2][number], state.matrices[number].rows, is_first);
+    update_basis(s, state.slots[5][number], state.slots[3][number], state.matrices[number].cols, is_first);
+}
+
+ops::UpdateScalars scalars_of(const GptState& s, const Matrix& matrix) {
+    return s.host_update_scalars[size_t(s.update.tensors[size_t(matrix.tensor)].group)];
+}
+
 }  // namespace
 
 MatrixMemory soap_memory(const GptOptions&, const Matrix& matrix) {
@@ -127,37 +176,41 @@ MatrixMemory soap_memory(const GptOptions&, const Matrix& matrix) {
                           ops::matmul_backward_weight_scratch_bytes(rotation)})};
 }
 
-void soap_direction(const GptState& s, size_t number, View gradient) {
+MatrixMemory soap_muon_memory(const GptOptions& options, const Matrix& matrix) {
+    return larger(soap_memory(options, matrix), muon_memory(options, matrix));
+}
+
+void soap_direction(const GptState& s, size_t number, View values) {
     const MatrixState& state = s.matrix;
     const Matrix& matrix = state.matrices[number];
-    const int rows = matrix.rows, cols = matrix.cols;
-    const View m = state.slots[0][number], left = state.slots[2][number], right = state.slots[3][number];
-    const View left_basis = state.slots[4][number], right_basis = state.slots[5][number];
-    const ops::UpdateScalars& scalars = s.host_update_scalars[size_t(s.update.tensors[size_t(matrix.tensor)].group)];
-    const bool is_first = s.update_number == 1;
-
-    multiply_by_transposed(s, state.product, gradient, gradient, rows, rows, cols);
-    accumulate(s, left, state.product, square_of(rows), scalars.beta2, scalars.one_minus_beta2);
-    multiply_transposed(s, state.product, gradient, gradient, rows, cols, cols);
-    accumulate(s, right, state.product, square_of(cols), scalars.beta2, scalars.one_minus_beta2);
-    if (!is_first) {
-        accumulate(s, m, gradient, matrix.count(), scalars.beta1, scalars.one_minus_beta1);
-        multiply(s, state.product, left_basis, m, rows, rows, cols);
-        multiply_by_transposed(s, state.gram, state.product, right_basis, rows, cols, cols);
-        multiply(s, state.product, left_basis, gradient, rows, rows, cols);
-        multiply_by_transposed(s, state.x, state.product, right_basis, rows, cols, cols);
-        run(s.stream, ops::adam_direction,
-            {.out = state.x.as<float>(),
-             .v = state.slots[1][number],
-             .m = state.gram.as<float>(),
-             .grad = state.x.as<float>(),
-             .grad_norm = s.grad_norm,
-             .count = matrix.count(),
-             .scalars = scalars});
-        multiply(s, state.product, state.x, right_basis, rows, cols, cols);
-        multiply_transposed(s, gradient, left_basis, state.product, rows, rows, cols);
+    const View m = state.slots[0][number];
+    const ops::UpdateScalars scalars = scalars_of(s, matrix);
+    update_averages(s, number, values, scalars);
+    if (s.update_number > 1) {
+        accumulate(s, m, values, matrix.count(), scalars.beta1, scalars.one_minus_beta1);
+        rotate(s, number, state.gram, m);
+        rotate(s, number, state.x, values);
+        finish_direction(s, number, values, state.gram, scalars);
     }
-    if ((s.update_number - 1) % s.options.optimizer.soap_interval != 0) return;
-    update_basis(s, left_basis, left, rows, is_first);
-    update_basis(s, right_basis, right, cols, is_first);
+    update_bases(s, number);
+}
+
+void soap_muon_direction(const GptState& s, size_t number, View values) {
+    const OptimizerSettings& settings = s.options.optimizer;
+    const MatrixState& state = s.matrix;
+    const Matrix& matrix = state.matrices[number];
+    const View m = state.slots[0][number];
+    const float momentum = float(settings.momentum), rest = float(1 - settings.momentum);
+    ops::UpdateScalars scalars = scalars_of(s, matrix);
+    scalars.beta2 = float(settings.muon_beta2), scalars.one_minus_beta2 = float(1 - settings.muon_beta2);
+    scalars.bias_correction1 = scalars.root_bias_correction2 = 1;
+    update_averages(s, number, values, scalars);
+    accumulate(s, m, values, matrix.count(), momentum, rest);
+    accumulate(s, values, m, matrix.count(), settings.nesterov ? rest : 0, settings.nesterov ? momentum : 1);
+    if (s.update_number > 1) {
+        rotate(s, number, state.x, values);
+        finish_direction(s, number, values, state.x, scalars);
+    }
+    muon_direction(s, number, values);
+    update_bases(s, number);
 }

@@ -46,10 +46,24 @@ constexpr auto names_of(AttentionBias) { return std::array{"none", "qkv", "all"}
 enum class QkNorm : int { none, unit, weight };
 constexpr auto names_of(QkNorm) { return std::array{"none", "unit", "weight"}; }
 
-enum class OptimizerKind : int { adamw, adam, sgd, lion, rmsprop, adagrad, lamb, lars, adafactor, muon, normuon, soap };
+enum class OptimizerKind : int {
+    adamw,
+    adam,
+    sgd,
+    lion,
+    rmsprop,
+    adagrad,
+    lamb,
+    lars,
+    adafactor,
+    muon,
+    normuon,
+    soap,
+    soap_muon
+};
 constexpr auto names_of(OptimizerKind) {
-    return std::array{"adamw", "adam", "sgd",       "lion", "rmsprop", "adagrad",
-                      "lamb",  "lars", "adafactor", "muon", "normuon", "soap"};
+    return std::array{"adamw", "adam",      "sgd",  "lion",    "rmsprop", "adagrad",  "lamb",
+                      "lars",  "adafactor", "muon", "normuon", "soap",    "soap_muon"};
 }
 
 // The polynomials by which Muon orthogonalizes a matrix, and the scale of the result.

@@ -212,7 +212,8 @@ template <class Body> void dispatch(OptimizerKind rule, Body&& body) {
         case OptimizerKind::adafactor:
         case OptimizerKind::muon:
         case OptimizerKind::normuon:
-        case OptimizerKind::soap: break;
+        case OptimizerKind::soap:
+        case OptimizerKind::soap_muon: break;
     }
     fail(Exit::internal, "elementwise_update: rule %d is not elementwise", int(rule));
 }

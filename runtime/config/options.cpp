@@ -203,12 +203,12 @@ std::vector<Option> training_options(Config& c) {
                  "added to the square root of the averaged or summed squared gradients; adafactor: minimum of "
                  "that root and of a matrix's mean squared gradient")},
         {"optim.weight_decay", &c.optim.weight_decay, between(0, 1000),
-         "weight decay of matrices, embeddings and the head; decoupled in adamw, lion, lamb, adafactor, muon, normuon "
-         "and soap, else added to the gradient"},
+         "weight decay of matrices, embeddings and the head; decoupled in adamw, lion, lamb, adafactor, muon, normuon, "
+         "soap and soap_muon, else added to the gradient"},
         {"optim.grad_clip", &c.optim.grad_clip, between(0, 1e30), "maximum gradient norm; 0: no clipping"},
         {"optim.momentum", &c.optim.momentum, between(0, kAlmost1), used_by(&S::momentum, "momentum")},
         {"optim.nesterov", &c.optim.nesterov, kAnything,
-         used_by(&S::nesterov, "Nesterov's momentum; default true in muon and normuon")},
+         used_by(&S::nesterov, "Nesterov's momentum; default true in muon, normuon and soap_muon")},
         {"optim.alpha", &c.optim.alpha, between(0, kAlmost1),
          used_by(&S::alpha, "decay rate of the average of squared gradients")},
         {"optim.trust_coefficient", &c.optim.trust_coefficient, between(0, kMaxRate),
@@ -218,18 +218,18 @@ std::vector<Option> training_options(Config& c) {
         {"optim.clip_threshold", &c.optim.clip_threshold, between(1e-6, kMaxRate),
          used_by(&S::clip_threshold, "maximum of the root mean square of a layer's direction")},
         {"optim.scalar_name", &c.optim.scalar_name, kAnything,
-         "muon, normuon, soap: optimizer of embeddings, head and vectors; not an optimizer of matrices"},
+         "muon, normuon, soap, soap_muon: optimizer of embeddings, head and vectors; not an optimizer of matrices"},
         {"optim.muon_iteration", &c.optim.muon_iteration, kAnything,
-         "muon, normuon: polynomials that orthogonalize a matrix"},
+         "muon, normuon, soap_muon: polynomials that orthogonalize a matrix"},
         {"optim.muon_scale", &c.optim.muon_scale, kAnything,
-         "muon, normuon: scale of the update. adamw_rms: the size of AdamW's, so that the same learning rate fits; "
-         "shape: the square root of rows / columns, at least 1"},
+         "muon, normuon, soap_muon: scale of the update. adamw_rms: the size of AdamW's, so that the same learning "
+         "rate fits; shape: the square root of rows / columns, at least 1"},
         {"optim.muon_beta2", &c.optim.muon_beta2, between(0, kAlmost1),
-         used_by(&S::muon_beta2, "decay rate of the second moment of rows")},
+         used_by(&S::muon_beta2, "decay rate of the second moment; normuon: of rows; default 0.9 in soap_muon")},
         {"optim.soap_interval", &c.optim.soap_interval, between(1, 1000000),
-         "soap: steps between updates of the bases in which it runs Adam"},
+         used_by(&S::soap_interval, "steps between updates of the bases; default 1 in soap_muon")},
         {"optim.cautious_decay", &c.optim.cautious_decay, kAnything,
-         "muon, normuon, soap: weight decay only of weights that the update also moves towards 0"},
+         "muon, normuon, soap, soap_muon: weight decay only of weights that the update also moves towards 0"},
         {"optim.groups", &c.optim.groups, kAnything,
          "tensors with another learning rate (times lr_scale), schedule, weight decay or decay rates of moments; a "
          "later group overrides an earlier one"},

@@ -53,31 +53,6 @@ TEST_CASE("every matrix has an owner, and no rank has much more work than anothe
 
 namespace {
 
-// The textbook: X = G / |G|, then X = a X + (b A + c A A) X with A = X X^T, on the transpose if there are more rows
-// than columns (torch.optim.Muon).
-Doubles orthogonalized(Doubles x, int rows, int cols, bool polar_express) {
-    constexpr double kPolar[5][3] = {{8.156554524902461, -22.48329292557795, 15.878769915207462},
-                                     {4.042929935166739, -2.808917465908714, 0.5000178451051316},
-                                     {3.8916678022926607, -2.772484153217685, 0.5060648178503393},
-                                     {3.285753657755655, -2.3681294933425376, 0.46449024233002106},
-                                     {2.3465413258596377, -1.7097828382687081, 0.42323551169305323}};
-    if (rows > cols)
-        return transposed(orthogonalized(transposed(x, rows, cols), cols, rows, polar_express), cols, rows);
-    double sum = 0;
-    for (const double value : x) sum += value * value;
-    for (double& value : x) value /= std::max(std::sqrt(sum), 1e-7);
-    for (int step = 0; step < 5; step++) {
-        const double a = polar_express ? kPolar[step][0] : 3.4445, b = polar_express ? kPolar[step][1] : -4.7750;
-        const double c = polar_express ? kPolar[step][2] : 2.0315;
-        Doubles gram = product(x, transposed(x, rows, cols), rows, cols, rows);
-        const Doubles square = product(gram, gram, rows, rows, rows);
-        for (size_t i = 0; i < gram.size(); i++) gram[i] = b * gram[i] + c * square[i];
-        const Doubles change = product(gram, x, rows, rows, cols);
-        for (size_t i = 0; i < x.size(); i++) x[i] = a * x[i] + change[i];
-    }
-    return x;
-}
-
 GptOptions muon_options(Dtype precision) {
     GptOptions options = nano_options(precision);
     options.shape.given_kv_heads = 1;
@@ -152,6 +127,26 @@ TEST_CASE("Muon's step is the orthogonalized gradient of each matrix", "[model]"
                     CHECK(std::abs(std::sqrt(size / expected_size) - 1) < 0.05);
                 }
             }
+}
+
+TEST_CASE("SOAP-Muon's first step is Muon's, except for the rounding of messages", "[model]") {
+    for (const Dtype precision : {Dtype::fp32, Dtype::bf16, Dtype::fp16}) {
+        INFO(name_of(precision));
+        GptOptions options = muon_options(precision);
+        const Step muon = one_step(options, 0.125);
+        set_optimizer(options.optimizer, OptimizerKind::soap_muon);
+        const Step soap = one_step(options, 0.125);
+        for (const Matrix& matrix : lay_out_matrices(muon.layout)) {
+            INFO(matrix.name);
+            double inner = 0, of_muon = 0, of_soap = 0;
+            for (size_t i = place_of(muon.layout, matrix), end = i + matrix.count(); i < end; i++) {
+                const double a = double(muon.after[i]) - muon.before[i], b = double(soap.after[i]) - soap.before[i];
+                inner += a * b, of_muon += a * a, of_soap += b * b;
+            }
+            CHECK(inner / std::sqrt(of_muon * of_soap) > 0.95);
+            CHECK(std::abs(std::sqrt(of_soap / of_muon) - 1) < 0.05);
+        }
+    }
 }
 
 // The textbook: Li et al., "NorMuon: Making Muon more efficient and scalable", arXiv 2510.05491, algorithm 1, with

@@ -130,6 +130,9 @@ class Ranks(TrainerTest):
     def test_soap_has_the_same_bits_for_any_number_of_ranks(self):
         self.check_optimizer("soap", [(2, 0), (3, 3), (4, 1)])
 
+    def test_soap_muon_has_the_same_bits_for_any_number_of_ranks(self):
+        self.check_optimizer("soap_muon", [(2, 0), (3, 3), (4, 1)])
+
     def test_lamb_and_lars_have_the_same_bits_for_any_number_of_ranks(self):
         self.check_optimizer("lamb", [(2, 0), (2, 3), (3, 2), (4, 1)])
         self.check_optimizer("lars", [(3, 0), (2, 1)])

@@ -75,7 +75,8 @@ class Resume(TrainerTest):
         self.check_every_cut([7, 19], average_kind="tail", average_tail_fraction=0.5)
 
     def test_resume_of_each_optimizer(self):
-        for optimizer in ("adam", "lion", "rmsprop", "adagrad", "lamb", "lars", "adafactor", "muon", "normuon", "soap"):
+        for optimizer in ("adam", "lion", "rmsprop", "adagrad", "lamb", "lars", "adafactor", "muon", "normuon", "soap",
+                          "soap_muon"):
             with self.subTest(optimizer=optimizer):
                 self.check_every_cut([7], optim_name=optimizer, optim_learning_rate=1e-3)
                 shutil.rmtree(self.dir / "run")

@@ -120,6 +120,7 @@ void update_element(OptimizerKind rule, const ops::UpdateScalars& s, Number g, N
         case OptimizerKind::muon:
         case OptimizerKind::normuon:
         case OptimizerKind::soap:
+        case OptimizerKind::soap_muon:
             break;  // not elementwise
         // g = g + decay master;  v = v + g^2;  master = master - lr g / (sqrt(v) + eps)
         case OptimizerKind::adagrad: {
