@@ -24,8 +24,8 @@ LAMB_RANKS = "program: test_ranks.Ranks.test_lamb_and_lars_have_the_same_bits_fo
 
 FAULTS = [
     # ---- kernels and rules
-    (OPTIMIZER, "the state has the place of the weights", "op.state[k] + chunk.state_begin;",
-     "op.state[k] + chunk.begin;"),
+    (OPTIMIZER, "the state has the place of the weights", "op.state[k].template as<float>() + chunk.state_begin;",
+     "op.state[k].template as<float>() + chunk.begin;"),
     (OPTIMIZER, "every group has the scalars of the first",
      "const UpdateScalars s = op.scalars[chunk.group];", "const UpdateScalars s = op.scalars[0];"),
     (RULES, "an update has the scalars of the first group", "UpdateScalars scalars = op.scalars[chunk.group];",

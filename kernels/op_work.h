@@ -164,16 +164,15 @@ inline Work work_of(const SquaredSums&, size_t elements) {
 
 // Reads and writes the masters and the state, reads the gradient and writes the parameters.
 inline Work work_of(const ElementwiseUpdate& op, size_t elements) {
-    const auto states = std::count_if(op.state, op.state + kMaxStates, [](const float* array) { return array; });
-    return {"elementwise_update", 0,
-            double(elements) * double(2 * states + 3) * sizeof(float) + bytes_of(op.param, double(elements)),
+    const double count = double(elements), states = bytes_of(op.state[0], count) + bytes_of(op.state[1], count);
+    return {"elementwise_update", 0, 3 * count * sizeof(float) + 2 * states + bytes_of(op.param, count),
             format("rule %s, elements %zu", name_of(op.rule), elements)};
 }
 
 // Reads the masters, the state and the gradient.
 inline Work work_of(const TrustSums& op, size_t elements) {
-    const auto states = std::count_if(op.state, op.state + kMaxStates, [](const float* array) { return array; });
-    return {"trust_sums", 0, double(elements) * double(states + 2) * sizeof(float),
+    const double count = double(elements), states = bytes_of(op.state[0], count) + bytes_of(op.state[1], count);
+    return {"trust_sums", 0, 2 * count * sizeof(float) + states,
             format("rule %s, elements %zu", name_of(op.rule), elements)};
 }
 
@@ -192,8 +191,8 @@ inline Work work_of(const FactoredDirection&, size_t elements) {
 
 // Reads the gradient; reads and writes the momentum, if any.
 inline Work work_of(const MomentumDirection& op, size_t elements) {
-    return {"momentum_direction", 0,
-            double(elements) * (op.m ? 3 : 1) * sizeof(float) + bytes_of(op.direction, double(elements)),
+    const double count = double(elements);
+    return {"momentum_direction", 0, count * sizeof(float) + 2 * bytes_of(op.m, count) + bytes_of(op.direction, count),
             format("elements %zu", elements)};
 }
 

@@ -76,12 +76,12 @@ inline constexpr int kMaxStates = 2;  // arrays of an elementwise rule
 // are in kernels/shared/update_rules.h.
 struct ElementwiseUpdate {
     OptimizerKind rule;
-    float* master;             // flat  +=
-    View param;                // flat  =, the master weights rounded to the storage type; null in fp32, which has no
-                               // separate copy
-    float* state[kMaxStates];  // flat, updated; start at 0. Null from the rule's number of states on
-    const float* grad;         // flat
-    const Chunk* chunks;       // (n_chunks), any subset, in any order
+    float* master;           // flat  +=
+    View param;              // flat  =, the master weights rounded to the storage type; null in fp32, which has no
+                             // separate copy
+    View state[kMaxStates];  // flat, FP32, updated; start at 0. Null from the rule's number of states on
+    const float* grad;       // flat
+    const Chunk* chunks;     // (n_chunks), any subset, in any order
     const UpdateScalars* scalars;  // (groups)
     const GradNorm* grad_norm;
     int n_chunks;
@@ -93,13 +93,13 @@ void elementwise_update(const ElementwiseUpdate& op, Stream stream);
 // the rule moves them. In double.
 struct TrustSums {
     OptimizerKind rule;
-    double* out;                     // (chunks, 2)  =, at the index of each chunk
-    const float* master;             // flat
-    const float* state[kMaxStates];  // flat, as in ElementwiseUpdate
-    const float* grad;               // flat
-    const Chunk* chunks;             // (n_chunks), any subset, in any order
-    const UpdateScalars* scalars;    // (groups)
-    const GradNorm* grad_norm;       // if a gradient is not finite, nothing changes
+    double* out;                   // (chunks, 2)  =, at the index of each chunk
+    const float* master;           // flat
+    ConstView state[kMaxStates];   // flat, as in ElementwiseUpdate
+    const float* grad;             // flat
+    const Chunk* chunks;           // (n_chunks), any subset, in any order
+    const UpdateScalars* scalars;  // (groups)
+    const GradNorm* grad_norm;     // if a gradient is not finite, nothing changes
     int n_chunks;
 };
 void trust_sums(const TrustSums& op, Stream stream);
@@ -184,7 +184,7 @@ void factored_direction(const FactoredDirection& op, Stream stream);
 // direction = g.
 struct MomentumDirection {
     View direction;                // flat  =, at the chunk's state_begin
-    float* m;                      // flat, updated, at the chunk's state_begin; starts at 0; or null
+    View m;                        // flat, FP32, updated, at the chunk's state_begin; starts at 0; or null
     const float* grad;             // flat, at the chunk's begin
     const Chunk* chunks;           // (n_chunks), any subset, in any order
     const UpdateScalars* scalars;  // (groups); reads `momentum`

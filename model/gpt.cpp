@@ -78,10 +78,10 @@ void initialize_tensor(GptState& s, const Tensor& tensor, uint64_t seed) {
 
 // Names a tensor's values in an array that holds this rank's part of it from `owned`. `once`: only the elements that
 // this rank saves.
-NamedTensor named_tensor(const GptState& s, const Tensor& tensor, const std::string& prefix, float* owned, bool once) {
+NamedTensor named_tensor(const GptState& s, const Tensor& tensor, const std::string& prefix, View owned, bool once) {
     const TensorPart here = owned_part(s.options, s.layout, tensor);
     const TensorPart part = once ? part_of(s.layout, tensor, s.options.rank) : here;
-    return {prefix + "." + tensor.name, logical_shape(tensor), owned + (part.first - here.first), part.first,
+    return {prefix + "." + tensor.name, logical_shape(tensor), owned.from(part.first - here.first), part.first,
             part.count};
 }
 
@@ -105,7 +105,7 @@ std::vector<NamedTensor> name_state(const GptState& s, bool once) {
                 const UpdateLayout::Place& place = s.update.tensors[i];
                 if (&s.update.rules[size_t(place.rule)] != &rule) continue;
                 named.push_back(named_tensor(s, s.layout.tensors[i], optimizer_row(rule.rule).slots[slot].name,
-                                             rule.slots[slot] + place.state_begin, once));
+                                             rule.slots[slot].from(place.state_begin), once));
             }
     std::ranges::move(name_factors(s, once), std::back_inserter(named));
     return named;

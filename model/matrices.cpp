@@ -196,7 +196,7 @@ Ticket begin_matrices(GptState& s) {
     const RuleState& rule = s.update.rules[size_t(state.rule)];
     run(s.stream, ops::momentum_direction,
         {.direction = state.direction,
-         .m = rule.slots.empty() ? nullptr : rule.slots[0],
+         .m = rule.slots.empty() ? View() : rule.slots[0],
          .grad = s.own_grad,
          .chunks = s.update_chunks + rule.first_chunk,
          .scalars = s.update_scalars,

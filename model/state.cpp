@@ -117,7 +117,7 @@ void place_optimizers(GptState& s, Arena& arena) {
     for (RuleState& rule : s.update.rules)
         for (const StateSlot& slot : optimizer_row(rule.rule).slots)
             rule.slots.push_back(
-                arena.take<float>("optimizer state", slot.name + " of " + name_of(rule.rule), rule.elements));
+                arena.take("optimizer state", slot.name + " of " + name_of(rule.rule), rule.elements, Dtype::fp32));
     if (s.options.averages) s.average = arena.take<float>("weight average", "average", owned_elements(s));
     place_matrices(s, arena);
     s.update_scalars = arena.take<ops::UpdateScalars>("control", "update_scalars", s.update.groups.size());

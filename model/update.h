@@ -21,7 +21,7 @@ struct UpdateGroup {
 struct RuleState {
     OptimizerKind rule;
     size_t elements = 0;  // length of each array
-    std::vector<float*> slots = {};
+    std::vector<View> slots = {};
     int first_chunk = 0, n_chunks = 0;  // of GptState::update_chunks
 };
 

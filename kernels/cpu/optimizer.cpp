@@ -39,7 +39,7 @@ template <class Rule> void update_chunk(const ElementwiseUpdate& op, const Chunk
     const float grad_scale = op.grad_norm->scale;
     float* master = op.master + chunk.begin;
     float* states[Rule::kStates];
-    for (int k = 0; k < Rule::kStates; k++) states[k] = op.state[k] + chunk.state_begin;
+    for (int k = 0; k < Rule::kStates; k++) states[k] = op.state[k].template as<float>() + chunk.state_begin;
     const float* grad = op.grad + chunk.begin;
 #pragma omp simd
     for (int i = 0; i < chunk.count; i++) {
@@ -55,7 +55,7 @@ template <class Rule> void sum_chunk(const TrustSums& op, const Chunk& chunk) {
     const float grad_scale = op.grad_norm->scale;
     const float* master = op.master + chunk.begin;
     const float* states[Rule::kStates];
-    for (int k = 0; k < Rule::kStates; k++) states[k] = op.state[k] + chunk.state_begin;
+    for (int k = 0; k < Rule::kStates; k++) states[k] = op.state[k].template as<float>() + chunk.state_begin;
     const float* grad = op.grad + chunk.begin;
     double weights = 0, directions = 0;
 #pragma omp simd reduction(+ : weights, directions)
@@ -78,7 +78,7 @@ template <class T> void direct_chunk(const MomentumDirection& op, const Chunk& c
         for (int i = 0; i < chunk.count; i++) direction[i] = from_float<T>(grad[i] * grad_scale);
         return;
     }
-    float* m = op.m + chunk.state_begin;
+    float* m = op.m.as<float>() + chunk.state_begin;
 #pragma omp simd
     for (int i = 0; i < chunk.count; i++)
         direction[i] = from_float<T>(momentum_step(momentum, op.nesterov, grad[i], grad_scale, m[i]));

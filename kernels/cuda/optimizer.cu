@@ -56,7 +56,7 @@ template <class T, int kStates> struct ChunkArrays {
         : master(op.master + chunk.begin),
           param(op.param ? op.param.template as<T>() + chunk.begin : nullptr),
           grad(op.grad + chunk.begin) {
-        for (int k = 0; k < kStates; k++) state[k] = op.state[k] + chunk.state_begin;
+        for (int k = 0; k < kStates; k++) state[k] = op.state[k].template as<float>() + chunk.state_begin;
     }
     __device__ bool are_aligned() const {
         bool aligned = is_aligned(master, param, grad);
@@ -110,15 +110,18 @@ template <class Rule> __global__ void __launch_bounds__(kThreads) trust_sums_ker
     const float* master = op.master + chunk.begin;
     const float* grad = op.grad + chunk.begin;
     bool aligned = is_aligned(master, grad);
-    for (int k = 0; k < kStates; k++) aligned = aligned && is_aligned(op.state[k] + chunk.state_begin);
+    const float* arrays[kStates];
+    for (int k = 0; k < kStates; k++) {
+        arrays[k] = op.state[k].template as<float>() + chunk.state_begin;
+        aligned = aligned && is_aligned(arrays[k]);
+    }
     double weights = 0, directions = 0;
     for_packs(0, chunk.count, aligned, [&]<bool kWhole>(int place, int available) {
         const Four gradient = unpack(load_pack<kWhole>(grad + place, available));
         const Four weight = unpack(load_pack<kWhole>(master + place, available));
         Four states[kStates];
 #pragma unroll
-        for (int k = 0; k < kStates; k++)
-            states[k] = unpack(load_pack<kWhole>(op.state[k] + chunk.state_begin + place, available));
+        for (int k = 0; k < kStates; k++) states[k] = unpack(load_pack<kWhole>(arrays[k] + place, available));
 #pragma unroll
         for (int i = 0; i < kSize; i++) {
             float state[kStates];
@@ -153,7 +156,7 @@ template <class T> __global__ void __launch_bounds__(kThreads) momentum_directio
     const Chunk chunk = chunk_of_block(op);
     const float momentum = op.scalars[chunk.group].momentum, grad_scale = op.grad_norm->scale;
     T* direction = op.direction.template as<T>() + chunk.state_begin;
-    float* m = op.m ? op.m + chunk.state_begin : nullptr;
+    float* m = op.m.from(chunk.state_begin).as<float>();
     const float* grad = op.grad + chunk.begin;
     for_packs(op.grad_norm, chunk, is_aligned(direction, m, grad), [&]<bool kWhole>(int place, int available) {
         const Four gradient = unpack(load_pack<kWhole>(grad + place, available));

@@ -75,7 +75,7 @@ TEMPLATE_TEST_CASE("momentum_direction", "[ops]", float, bf16, fp16) {
         for (const ops::Chunk& chunk : arrays.chunks.host)
             for (size_t e = 0; e < size_t(chunk.count); e++) {
                 const size_t place = chunk.state_begin + e;
-                Bounded m(op.m[place]);
+                Bounded m(op.m.as<float>()[place]);
                 const Bounded g = Bounded(op.grad[chunk.begin + e]) * Bounded(op.grad_norm->scale);
                 const Bounded direction = ref::direct_element(op.scalars[chunk.group], nesterov, g, m);
                 m_error[place] = m.error + stored_error_fp32(m.value);
@@ -192,7 +192,7 @@ TEMPLATE_TEST_CASE("momentum_direction and apply_direction beyond 2^32 elements"
     ops::momentum_direction(expected_momentum.on(device), Stream());
     ops::MomentumDirection far_momentum = momentum.on(device);
     far_momentum.direction = momentum.direction.on(device) - kFar;
-    far_momentum.m -= kFar, far_momentum.grad -= kFar;
+    far_momentum.m = far_momentum.m.as<float>() - kFar, far_momentum.grad -= kFar;
     far_momentum.chunks = momentum.far_chunks.on(device);
     ops::momentum_direction(far_momentum, Stream());
     momentum.check_same(expected_momentum);

@@ -274,7 +274,8 @@ TEST_CASE("trust_sums", "[ops]") {
             double sums[] = {0, 0}, direction_error = 0;
             for (size_t e = 0; e < size_t(chunk.count); e++) {
                 Bounded state[ops::kMaxStates];
-                for (int k = 0; k < ops::kMaxStates && op.state[k]; k++) state[k] = op.state[k][chunk.state_begin + e];
+                for (int k = 0; k < ops::kMaxStates && op.state[k]; k++)
+                    state[k] = op.state[k].as<float>()[chunk.state_begin + e];
                 const Bounded weight = double(op.master[chunk.begin + e]);
                 const Bounded g = Bounded(op.grad[chunk.begin + e]) * Bounded(op.grad_norm->scale);
                 const Bounded direction = ref::direction_of_layer(rule, op.scalars[chunk.group], g, weight, state);
@@ -344,8 +345,8 @@ namespace {
 
 template <class T> ops::ElementwiseUpdate far(ops::ElementwiseUpdate op, const ops::Chunk* far_chunks) {
     op.master -= kFar, op.grad -= kFar;
-    for (float*& state : op.state)
-        if (state) state -= kFar;
+    for (View& state : op.state)
+        if (state) state = state.as<float>() - kFar;
     if (op.param) op.param = op.param.template as<T>() - kFar;
     op.chunks = far_chunks;
     return op;

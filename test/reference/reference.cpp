@@ -285,11 +285,13 @@ void elementwise_update(const ops::ElementwiseUpdate& op) {
             for (int e = 0; e < chunk.count; e++) {
                 const size_t place = chunk.begin + size_t(e), state_place = chunk.state_begin + size_t(e);
                 double master = op.master[place], state[ops::kMaxStates] = {};
-                for (int k = 0; k < ops::kMaxStates && op.state[k]; k++) state[k] = op.state[k][state_place];
+                for (int k = 0; k < ops::kMaxStates && op.state[k]; k++)
+                    state[k] = op.state[k].as<float>()[state_place];
                 ops::UpdateScalars scalars = op.scalars[chunk.group];
                 if (op.trust_ratios) scalars.trust_ratio = op.trust_ratios[chunk.layer];
                 update_element(op.rule, scalars, double(op.grad[place]) * op.grad_norm->scale, master, state);
-                for (int k = 0; k < ops::kMaxStates && op.state[k]; k++) op.state[k][state_place] = float(state[k]);
+                for (int k = 0; k < ops::kMaxStates && op.state[k]; k++)
+                    op.state[k].as<float>()[state_place] = float(state[k]);
                 op.master[place] = float(master);
                 if (param) param[place] = store<T>(op.master[place]);
             }
@@ -304,7 +306,8 @@ void trust_sums(const ops::TrustSums& op) {
         double *sums = op.out + 2 * chunk.index, state[ops::kMaxStates] = {};
         sums[0] = sums[1] = 0;
         for (size_t e = 0; e < size_t(chunk.count); e++) {
-            for (int k = 0; k < ops::kMaxStates && op.state[k]; k++) state[k] = op.state[k][chunk.state_begin + e];
+            for (int k = 0; k < ops::kMaxStates && op.state[k]; k++)
+                state[k] = op.state[k].as<float>()[chunk.state_begin + e];
             const double master = op.master[chunk.begin + e],
                          g = double(op.grad[chunk.begin + e]) * op.grad_norm->scale;
             const double direction = direction_of_layer(op.rule, op.scalars[chunk.group], g, master, state);
@@ -336,10 +339,10 @@ void momentum_direction(const ops::MomentumDirection& op) {
         const ops::Chunk& chunk = op.chunks[i];
         for (size_t e = 0; e < size_t(chunk.count); e++) {
             const double g = double(op.grad[chunk.begin + e]) * op.grad_norm->scale;
-            double m = op.m ? op.m[chunk.state_begin + e] : 0;
+            double m = op.m ? op.m.as<float>()[chunk.state_begin + e] : 0;
             const double direction = direct_element(op.scalars[chunk.group], op.nesterov, g, m);
             put(op.direction, chunk.state_begin + e, op.m ? direction : g);
-            if (op.m) op.m[chunk.state_begin + e] = float(m);
+            if (op.m) op.m.as<float>()[chunk.state_begin + e] = float(m);
         }
     }
 }
