@@ -300,6 +300,11 @@ template <class T> void add_update(std::vector<Case>& cases, Arrays& arrays, con
     cases.push_back(case_of("squared sums", 1, ops::squared_sums, squares, layout.elements));
     cases.push_back(case_of("gradient norm", 1, ops::grad_norm_finish, finish));
     cases.push_back(case_of("adamw update", 1, ops::elementwise_update, adamw, layout.elements));
+    ops::ElementwiseUpdate narrow = adamw;
+    narrow.state[0] = arrays.make<bf16>(layout.elements, 1e-3f);
+    narrow.state[1] = static_cast<bf16*>(arrays.make_scratch(layout.elements * sizeof(bf16)));
+    cases.push_back(case_of("adamw update, state in bf16", 1, ops::elementwise_update, narrow, layout.elements));
+    cases.back().variant_of = "adamw update";
 }
 
 }  // namespace

@@ -20,12 +20,15 @@ FACTORS, FACTORED = "model/factors.cpp", CUDA + "factored_update.cu"
 CPU_OPTIMIZER, FACTORED_OPS = "kernels/cpu/optimizer.cpp", "test_cpu: factor*"
 ADAFACTOR, FACTOR_NAMES = "test_cpu: 20 steps of Adafactor*", "test_cpu: *Adafactor's averages*"
 ADAFACTOR_RANKS = "program: test_ranks.Ranks.test_adafactor_has_the_same_bits_for_any_number_of_ranks"
+NUMERIC, ROUNDING = "kernels/numeric.h", "kernels/base/rounding.h"
+STATE, STATE_OPS = "test_cpu: *state in bf16*", "test_cpu: *stochastic*,moments in bf16*,momentum_direction*"
+STATE_RANKS = "program: test_ranks.Ranks.test_state_in_bf16_has_the_same_bits_for_any_number_of_ranks"
 LAMB_RANKS = "program: test_ranks.Ranks.test_lamb_and_lars_have_the_same_bits_for_any_number_of_ranks"
 
 FAULTS = [
     # ---- kernels and rules
-    (OPTIMIZER, "the state has the place of the weights", "op.state[k].template as<float>() + chunk.state_begin;",
-     "op.state[k].template as<float>() + chunk.begin;"),
+    (OPTIMIZER, "the state has the place of the weights", "op.state[k].template as<State>() + chunk.state_begin;",
+     "op.state[k].template as<State>() + chunk.begin;"),
     (OPTIMIZER, "every group has the scalars of the first",
      "const UpdateScalars s = op.scalars[chunk.group];", "const UpdateScalars s = op.scalars[0];"),
     (RULES, "an update has the scalars of the first group", "UpdateScalars scalars = op.scalars[chunk.group];",
@@ -46,9 +49,10 @@ FAULTS = [
      "std::sqrt(v) / s.root_bias_correction2 + s.eps;\n        master",
      "std::sqrt(v + s.eps) / s.root_bias_correction2;\n        master"),
     (OPTIMIZER, "the direction has the place of the gradient", "op.direction.template as<T>() + chunk.state_begin;\n"
-     "    float* m", "op.direction.template as<T>() + chunk.begin;\n    float* m"),
+     "    State* m", "op.direction.template as<T>() + chunk.begin;\n    State* m"),
     (OPTIMIZER, "the momentum is not stored",
-     "        if (m) store_pack<kWhole>(m + place, pack_floats(average), available);\n", ""),
+     "        if (m) store_state<kWhole>(m + place, average, random, chunk.first + uint32_t(place), 0, available);\n",
+     ""),
     (OPTIMIZER, "packs of 16-bit directions are not checked for alignment", "is_aligned(master, param, direction)",
      "is_aligned(master, param)"),
     (OPTIMIZER, "apply_direction leaves the parameter", "if (param) store_pack", "if (false) store_pack"),
@@ -312,6 +316,40 @@ FAULTS = [
      "program: test_divergence.Divergence.test_a_rollback_equals_a_start_from_that_checkpoint_at_later_data"),
     (UPDATE, "a tensor has another group's rate", "chunk.group = place.group;", "chunk.group = 0;",
      "test_cpu: [model]"),
+    # ---- state in bf16
+    (NUMERIC, "state is truncated", "(bits + random) >> 16", "(bits + 0 * random) >> 16", STATE_OPS),
+    (NUMERIC, "state is rounded to nearest", "(bits + random) >> 16", "(bits + 0x7fffu + 0 * random) >> 16",
+     "test_cpu: moments in bf16*"),
+    (NUMERIC, "numbers near bf16's largest become infinite", "magnitude < 0x7f7f0000u ?", "magnitude < 0x7f800000u ?",
+     STATE_OPS),
+    (NUMERIC, "a NaN becomes infinity", "bits >> 16 | quiet)", "bits >> 16 | 0 * quiet)", STATE_OPS),
+    (ROUNDING, "every update has the same random bits", "<< 32, number);", "<< 32, 0 * number);", STATE_OPS),
+    (ROUNDING, "every tensor has the same random bits", "uint64_t(tensor));", "uint64_t(0 * tensor));", STATE_OPS),
+    (ROUNDING, "the random bits of elements come in pairs", "uint32_t x = element + before;",
+     "uint32_t x = (element & ~1u) + before;", STATE_OPS),
+    (CPU_OPTIMIZER, "the arrays of state have the same random bits", "bits >> 16 * k & 0xffffu", "bits & 0xffffu",
+     STATE_OPS),
+    (CPU_OPTIMIZER, "random bits follow the shard instead of the tensor",
+     "const uint32_t bits = random.of(chunk.first", "const uint32_t bits = random.of(uint32_t(chunk.begin)",
+     STATE_RANKS),
+    (CPU_OPTIMIZER, "a momentum's random bits follow the shard", "random.of(chunk.first + uint32_t(i)) & 0xffffu",
+     "random.of(uint32_t(chunk.begin) + uint32_t(i)) & 0xffffu", STATE_RANKS),
+    (OPTIMIZER, "the arrays of state have the same random bits", ">> 16 * k & 0xffffu", "& 0xffffu"),
+    (OPTIMIZER, "random bits start again with each chunk",
+     "states[k], random, chunk.first + uint32_t(place)", "states[k], random, uint32_t(place)"),
+    (OPTIMIZER, "a momentum's random bits start again with each chunk",
+     "average, random, chunk.first + uint32_t(place)", "average, random, uint32_t(place)"),
+    ("model/tensors.cpp", "chunks do not know their place in the tensor", "uint32_t(begin - tensor.begin)", "0",
+     "test_cpu: each owned element*"),
+    (UPDATE, "parts of a chunk have the chunk's place in the tensor", ", part.first = uint32_t(begin);", ";",
+     "test_cpu: each owned element*"),
+    (GPT, "random bits do not depend on the seed", "ops::rounding_key(s.options.seed,", "ops::rounding_key(0,", STATE),
+    (GPT, "tensors of 16 bits come first in checkpoints", "return size_of(tensor.values.dtype) == 4;",
+     "return size_of(tensor.values.dtype) != 4;", STATE),
+    ("model/plan.cpp", "a checkpoint's state counts as FP32", "slots * size_of(options.optimizer.state_type())",
+     "slots * sizeof(float)", STATE),
+    ("runtime/config/check.cpp", "Adafactor accepts state in bf16", "StateDtype::fp32 || !without",
+     "StateDtype::fp32 || true", "program: test_bad_input.BadInput.test_configurations"),
     # ---- schedules of groups
     ("train_gpt.cu", "groups have the run's rate",
      "                                    .group_rates = group_rates(config, run.length, next),\n", "", GROUP_RATES),

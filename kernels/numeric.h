@@ -76,6 +76,19 @@ template <> HOST_DEVICE inline bf16 from_float<bf16>(float x) {
     return {uint16_t((bits & 0x7fffffffu) > 0x7f800000u ? quiet_nan : rounded)};
 }
 
+// Rounds to one of the two neighbors of x, to each with a probability that makes x the mean of the results: adds
+// `random`, uniform in 0 .. 2^16 - 1, to the bits that bf16 cuts off. Numbers of bf16, infinities and NaN stay what
+// they are. Finite numbers beyond bf16's largest become the largest. A float stays as it is.
+template <class T> HOST_DEVICE T round_stochastically(float x, uint32_t random);
+
+template <> HOST_DEVICE inline float round_stochastically<float>(float x, uint32_t) { return x; }
+
+template <> HOST_DEVICE inline bf16 round_stochastically<bf16>(float x, uint32_t random) {
+    const uint32_t bits = std::bit_cast<uint32_t>(x), magnitude = bits & 0x7fffffffu;
+    const uint32_t quiet = magnitude > 0x7f800000u ? 0x40u : 0u;  // a NaN in the low bits alone would become infinity
+    return {uint16_t(magnitude < 0x7f7f0000u ? (bits + random) >> 16 : bits >> 16 | quiet)};
+}
+
 template <> HOST_DEVICE inline fp16 from_float<fp16>(float x) {
     uint32_t bits = std::bit_cast<uint32_t>(x);
     uint32_t magnitude = bits & 0x7fffffffu;
@@ -108,7 +121,14 @@ HOST_DEVICE inline Philox philox(uint64_t key, uint64_t counter_high, uint64_t c
 }
 
 // The purpose of a random number. It is the high half of the Philox counter, so purposes never share numbers.
-enum class RandomPurpose : uint64_t { init = 1, permutation = 2, sampling = 3, bpe_dropout = 4, dropout = 5 };
+enum class RandomPurpose : uint64_t {
+    init = 1,
+    permutation = 2,
+    sampling = 3,
+    bpe_dropout = 4,
+    dropout = 5,
+    rounding = 6
+};
 
 // A uniform number in (0, 1) from 32 random bits; never 0 or 1.
 HOST_DEVICE inline float uniform_from_bits(uint32_t bits) { return (float(bits >> 9) + 0.5f) * 0x1p-23f; }

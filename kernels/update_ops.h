@@ -8,7 +8,7 @@
 namespace ops {
 
 // ---------------------------------------------------------------------------------------------------------------------
-// The update. Parameters, gradients and moments are flat FP32 arrays, split into chunks. Each chunk is within one
+// The update. Masters and gradients are flat FP32 arrays, split into chunks. Each chunk is within one
 // tensor, and the split depends only on the tensors, so sums over chunks have the same order for any number of ranks.
 // The flat arrays of a rank hold only the chunks that it owns.
 
@@ -22,6 +22,7 @@ struct Chunk {
     int group;           // of the update's scalars
     size_t state_begin;  // first element in the flat arrays of the optimizer's state
     int layer = 0;       // among the layers of a layerwise update
+    uint32_t first = 0;  // first element in the tensor, modulo 2^32, for RoundingBits
 };
 
 // Norm, scale and finiteness of the gradients of one step. In device memory, for the update.
@@ -66,20 +67,22 @@ struct UpdateScalars {
     float alpha, one_minus_alpha;        // decay rate of RMSprop's average
     float bias_correction1;              // 1 - beta1^t
     float trust_coefficient;
-    float clip_threshold;   // of Adafactor
-    float trust_ratio = 1;  // an update replaces it by its layer's
+    float clip_threshold;       // of Adafactor
+    float trust_ratio = 1;      // an update replaces it by its layer's
+    uint64_t rounding_key = 0;  // rounding_key() of this update
 };
 
 inline constexpr int kMaxStates = 2;  // arrays of an elementwise rule
 
 // An update that computes each element from its gradient, multiplied by grad_norm->scale, and its own state. The rules
-// are in kernels/shared/update_rules.h.
+// are in kernels/shared/update_rules.h. State may be fp32 or bf16, the same in all arrays. The step uses the new state
+// before it is rounded to bf16: round_stochastically() with RoundingBits of the chunk's tensor.
 struct ElementwiseUpdate {
     OptimizerKind rule;
     float* master;           // flat  +=
     View param;              // flat  =, the master weights rounded to the storage type; null in fp32, which has no
                              // separate copy
-    View state[kMaxStates];  // flat, FP32, updated; start at 0. Null from the rule's number of states on
+    View state[kMaxStates];  // flat, updated; start at 0. Null from the rule's number of states on
     const float* grad;       // flat
     const Chunk* chunks;     // (n_chunks), any subset, in any order
     const UpdateScalars* scalars;  // (groups)
@@ -181,10 +184,10 @@ void factored_direction(const FactoredDirection& op, Stream stream);
 
 // The direction of a momentum update, where g is the gradient multiplied by grad_norm->scale:
 // m = m + (1 - momentum) (g - m);  direction = m or, with Nesterov's momentum, g + momentum (m - g). Without m,
-// direction = g.
+// direction = g. m is fp32, or bf16 as in ElementwiseUpdate.
 struct MomentumDirection {
     View direction;                // flat  =, at the chunk's state_begin
-    View m;                        // flat, FP32, updated, at the chunk's state_begin; starts at 0; or null
+    View m;                        // flat, updated, at the chunk's state_begin; starts at 0; or null
     const float* grad;             // flat, at the chunk's begin
     const Chunk* chunks;           // (n_chunks), any subset, in any order
     const UpdateScalars* scalars;  // (groups); reads `momentum`

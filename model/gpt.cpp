@@ -7,6 +7,7 @@
 
 #include "kernels/base/check.h"
 #include "kernels/base/dropout.h"
+#include "kernels/base/rounding.h"
 #include "kernels/comm.h"
 #include "kernels/device.h"
 #include "kernels/numeric.h"
@@ -183,6 +184,7 @@ void Gpt::begin_step(const StepSettings& settings) {
         const bool is_own = group.schedule >= 0 && !settings.group_rates.empty();
         const double rate = is_own ? settings.group_rates[size_t(group.schedule)] : settings.learning_rate;
         scalars.push_back(update_scalars(s.options.optimizer, group, rate, settings.update));
+        scalars.back().rounding_key = ops::rounding_key(s.options.seed, uint64_t(settings.update));
     }
     copy_to_device(s.update_scalars, scalars.data(), scalars.size() * sizeof(ops::UpdateScalars), s.stream);
     const int most = s.options.micro_steps;
@@ -226,7 +228,7 @@ ops::DropoutMask next_dropout(GptState& s) {
     std::vector<uint64_t>& keys = s.host_dropout_keys;
     const size_t batch = size_t(s.options.batch), parts = size_t(s.options.seq_len / s.seq_len);
     for (size_t row = 0; row < batch * parts; row++)
-        keys[row] = ops::dropout_key(s.options.dropout_seed,
+        keys[row] = ops::dropout_key(s.options.seed,
                                      s.first_sample + micro_step * batch + row / parts + (uint64_t(row % parts) << 48));
     copy_to_device(s.dropout_keys, keys.data(), keys.size() * sizeof(uint64_t), s.stream);
     return {.keys = s.dropout_keys, .threshold = ops::dropout_threshold(s.options.dropout)};
@@ -452,7 +454,11 @@ static std::vector<NamedTensor> with_matrix_state(const GptState& s, std::vector
 
 std::vector<NamedTensor> Gpt::state_tensors() const { return with_matrix_state(*state_, name_state(*state_, false)); }
 
-std::vector<NamedTensor> Gpt::saved_tensors() const { return with_matrix_state(*state_, name_state(*state_, true)); }
+std::vector<NamedTensor> Gpt::saved_tensors() const {
+    std::vector<NamedTensor> tensors = with_matrix_state(*state_, name_state(*state_, true));
+    std::ranges::stable_partition(tensors, [](const NamedTensor& tensor) { return size_of(tensor.values.dtype) == 4; });
+    return tensors;
+}
 
 std::vector<NamedTensor> Gpt::replicated_tensors() const {
     const GptState& s = *state_;

@@ -103,7 +103,8 @@ public:
     // from outside, call masters_changed() on all ranks.
     std::vector<NamedTensor> state_tensors() const;
     std::vector<NamedTensor> master_tensors() const;
-    // The same with each element on one rank only, as saved in a checkpoint.
+    // The same with each element on one rank only, as saved in a checkpoint. Tensors of 16 bits are last, because a
+    // checkpoint aligns each tensor to its type.
     std::vector<NamedTensor> saved_tensors() const;
     // The tensors that every rank holds whole and with the same bits: master weights and optimizer state, or with
     // sharding the compute weights, or with sharded parameters none. Read them only when all collectives have finished

@@ -60,6 +60,12 @@ const OptimizerRow& optimizer_row(OptimizerKind kind) {
     return *row;
 }
 
+std::optional<OptimizerKind> OptimizerSettings::without_slots() const {
+    if (optimizer_row(name).slots.empty()) return name;
+    if (optimizer_row(name).is_of_matrices() && optimizer_row(scalar_name).slots.empty()) return scalar_name;
+    return std::nullopt;
+}
+
 std::string users_of(SettingMember setting) {
     std::string users;
     for (const OptimizerRow& row : optimizer_table())

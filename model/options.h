@@ -17,7 +17,7 @@ struct GptOptions {
     OptimizerSettings optimizer;
     bool averages = false;       // keep an average of the masters, see StepSettings::average_weight
     double dropout = 0;          // probability of dropping an element in training, below 1; see DropoutSite
-    uint64_t dropout_seed = 0;   // seed of the dropout masks
+    uint64_t seed = 0;           // of the dropout masks and of stochastic rounding
     float z_loss = 0;            // factor of the squared log-sum-exp in the objective
     bool document_mask = false;  // tokens do not see earlier documents; document_token starts one
     int document_token = -1;

@@ -116,8 +116,8 @@ void place_optimizers(GptState& s, Arena& arena) {
     s.update = lay_out_update(s.options, s.layout);
     for (RuleState& rule : s.update.rules)
         for (const StateSlot& slot : optimizer_row(rule.rule).slots)
-            rule.slots.push_back(
-                arena.take("optimizer state", slot.name + " of " + name_of(rule.rule), rule.elements, Dtype::fp32));
+            rule.slots.push_back(arena.take("optimizer state", slot.name + " of " + name_of(rule.rule), rule.elements,
+                                            s.options.optimizer.state_type()));
     if (s.options.averages) s.average = arena.take<float>("weight average", "average", owned_elements(s));
     place_matrices(s, arena);
     s.update_scalars = arena.take<ops::UpdateScalars>("control", "update_scalars", s.update.groups.size());

@@ -166,7 +166,8 @@ std::vector<ops::Chunk> chunk_grid(const TensorLayout& layout) {
                               .tensor = int(i),
                               .index = int(chunks.size()),
                               .group = 0,
-                              .state_begin = 0});
+                              .state_begin = 0,
+                              .first = uint32_t(begin - tensor.begin)});
         }
     }
     return chunks;

@@ -69,7 +69,7 @@ void append_by_layer(std::vector<ops::Chunk>& chunks, const ops::Chunk& whole, c
         const size_t end = std::min(first + size_t(whole.count), layers[number].end);
         if (begin >= end) continue;
         ops::Chunk& part = chunks.emplace_back(whole);
-        part.begin += begin - first, part.state_begin += begin - first;
+        part.begin += begin - first, part.state_begin += begin - first, part.first = uint32_t(begin);
         part.count = int(end - begin);
         part.index = whole.index * kMaxStacked + int(number);
         part.layer = whole.tensor * kMaxStacked + int(number);

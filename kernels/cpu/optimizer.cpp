@@ -2,6 +2,7 @@
 
 #include <atomic>
 
+#include "kernels/base/rounding.h"
 #include "kernels/cpu/parallel.h"
 #include "kernels/device.h"
 #include "kernels/ops.h"
@@ -34,34 +35,37 @@ template <class Op, class Body> void for_chunks(const Op& op, Body&& body) {
     parallel_blocks(op.n_chunks, 1, [&](size_t i, size_t) { body(op.chunks[i]); });
 }
 
-template <class Rule> void update_chunk(const ElementwiseUpdate& op, const Chunk& chunk) {
+template <class Rule, class State> void update_chunk(const ElementwiseUpdate& op, const Chunk& chunk) {
     const UpdateScalars s = scalars_of(op, chunk);
+    const RoundingBits random(s.rounding_key, chunk.tensor);
     const float grad_scale = op.grad_norm->scale;
     float* master = op.master + chunk.begin;
-    float* states[Rule::kStates];
-    for (int k = 0; k < Rule::kStates; k++) states[k] = op.state[k].template as<float>() + chunk.state_begin;
+    State* states[Rule::kStates];
+    for (int k = 0; k < Rule::kStates; k++) states[k] = op.state[k].template as<State>() + chunk.state_begin;
     const float* grad = op.grad + chunk.begin;
 #pragma omp simd
     for (int i = 0; i < chunk.count; i++) {
         float state[Rule::kStates];
-        for (int k = 0; k < Rule::kStates; k++) state[k] = states[k][i];
+        for (int k = 0; k < Rule::kStates; k++) state[k] = to_float(states[k][i]);
         Rule::update(s, grad[i] * grad_scale, master[i], state);
-        for (int k = 0; k < Rule::kStates; k++) states[k][i] = state[k];
+        const uint32_t bits = random.of(chunk.first + uint32_t(i));
+        for (int k = 0; k < Rule::kStates; k++)
+            states[k][i] = round_stochastically<State>(state[k], bits >> 16 * k & 0xffffu);
     }
 }
 
-template <class Rule> void sum_chunk(const TrustSums& op, const Chunk& chunk) {
+template <class Rule, class State> void sum_chunk(const TrustSums& op, const Chunk& chunk) {
     const UpdateScalars s = op.scalars[chunk.group];
     const float grad_scale = op.grad_norm->scale;
     const float* master = op.master + chunk.begin;
-    const float* states[Rule::kStates];
-    for (int k = 0; k < Rule::kStates; k++) states[k] = op.state[k].template as<float>() + chunk.state_begin;
+    const State* states[Rule::kStates];
+    for (int k = 0; k < Rule::kStates; k++) states[k] = op.state[k].template as<State>() + chunk.state_begin;
     const float* grad = op.grad + chunk.begin;
     double weights = 0, directions = 0;
 #pragma omp simd reduction(+ : weights, directions)
     for (int i = 0; i < chunk.count; i++) {
         float state[Rule::kStates];
-        for (int k = 0; k < Rule::kStates; k++) state[k] = states[k][i];
+        for (int k = 0; k < Rule::kStates; k++) state[k] = to_float(states[k][i]);
         const double direction = Rule::direction(s, grad[i] * grad_scale, master[i], state);
         weights += double(master[i]) * double(master[i]);
         directions += direction * direction;
@@ -69,7 +73,7 @@ template <class Rule> void sum_chunk(const TrustSums& op, const Chunk& chunk) {
     op.out[2 * chunk.index] = weights, op.out[2 * chunk.index + 1] = directions;
 }
 
-template <class T> void direct_chunk(const MomentumDirection& op, const Chunk& chunk) {
+template <class T, class State> void direct_chunk(const MomentumDirection& op, const Chunk& chunk) {
     const float momentum = op.scalars[chunk.group].momentum, grad_scale = op.grad_norm->scale;
     T* direction = op.direction.as<T>() + chunk.state_begin;
     const float* grad = op.grad + chunk.begin;
@@ -78,10 +82,14 @@ template <class T> void direct_chunk(const MomentumDirection& op, const Chunk& c
         for (int i = 0; i < chunk.count; i++) direction[i] = from_float<T>(grad[i] * grad_scale);
         return;
     }
-    float* m = op.m.as<float>() + chunk.state_begin;
+    const RoundingBits random(op.scalars[chunk.group].rounding_key, chunk.tensor);
+    State* m = op.m.as<State>() + chunk.state_begin;
 #pragma omp simd
-    for (int i = 0; i < chunk.count; i++)
-        direction[i] = from_float<T>(momentum_step(momentum, op.nesterov, grad[i], grad_scale, m[i]));
+    for (int i = 0; i < chunk.count; i++) {
+        float average = to_float(m[i]);
+        direction[i] = from_float<T>(momentum_step(momentum, op.nesterov, grad[i], grad_scale, average));
+        m[i] = round_stochastically<State>(average, random.of(chunk.first + uint32_t(i)) & 0xffffu);
+    }
 }
 
 template <class T> void apply_chunk(const ApplyDirection& op, const Chunk& chunk) {
@@ -180,9 +188,9 @@ void grad_norm_finish(const GradNormFinish& op, Stream) {
 
 void elementwise_update(const ElementwiseUpdate& op, Stream) {
     dispatch("elementwise_update", op.param.dtype, [&]<class T>() {
-        dispatch(op.rule, [&]<class Rule>() {
+        dispatch(op.rule, op.state, [&]<class Rule, class State>() {
             for_chunks(op, [&](const Chunk& chunk) {
-                update_chunk<Rule>(op, chunk);
+                update_chunk<Rule, State>(op, chunk);
                 store_param(op.param.template as<T>(), op.master, chunk);
             });
         });
@@ -190,8 +198,9 @@ void elementwise_update(const ElementwiseUpdate& op, Stream) {
 }
 
 void trust_sums(const TrustSums& op, Stream) {
-    dispatch_layerwise(op.rule,
-                       [&]<class Rule>() { for_chunks(op, [&](const Chunk& chunk) { sum_chunk<Rule>(op, chunk); }); });
+    dispatch_layerwise(op.rule, op.state, [&]<class Rule, class State>() {
+        for_chunks(op, [&](const Chunk& chunk) { sum_chunk<Rule, State>(op, chunk); });
+    });
 }
 
 void trust_ratios(const TrustRatios& op, Stream) {
@@ -233,8 +242,11 @@ void factored_direction(const FactoredDirection& op, Stream) {
 }
 
 void momentum_direction(const MomentumDirection& op, Stream) {
-    dispatch("momentum_direction", {op.direction},
-             [&]<class T>() { for_chunks(op, [&](const Chunk& chunk) { direct_chunk<T>(op, chunk); }); });
+    dispatch("momentum_direction", {op.direction}, [&]<class T>() {
+        dispatch_state("momentum_direction", op.m.dtype, [&]<class State>() {
+            for_chunks(op, [&](const Chunk& chunk) { direct_chunk<T, State>(op, chunk); });
+        });
+    });
 }
 
 void apply_direction(const ApplyDirection& op, Stream) {

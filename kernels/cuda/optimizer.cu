@@ -1,8 +1,10 @@
 // Updates of all chunks in one launch: 2 blocks per chunk, packs of 4 elements, each array read and written once. Moved
-// per element: AdamW 28 bytes (master, m and v both ways, grad once), SGD 20, plus 2 for a 16-bit parameter;
-// momentum_direction and apply_direction 14 and 12 with 16-bit arrays. Numerics: float, with the same roundings as on
-// the CPU and IEEE division and square root. If a gradient is not finite (grad_norm), every block returns.
+// per element: AdamW 28 bytes (master, m and v both ways, grad once; 20 with state in bf16), SGD 20, plus 2 for a
+// 16-bit parameter; momentum_direction and apply_direction 14 and 12 with 16-bit arrays. Numerics: float, with the same
+// roundings as on the CPU and IEEE division and square root. If a gradient is not finite (grad_norm), every block
+// returns.
 
+#include "kernels/base/rounding.h"
 #include "kernels/cuda/reduce.cuh"
 #include "kernels/cuda/vector.cuh"
 #include "kernels/ops.h"
@@ -46,9 +48,27 @@ template <class... T> __device__ bool is_aligned(const T*... arrays) {
     return ((reinterpret_cast<uintptr_t>(arrays) % (kSize * sizeof(T)) == 0) && ...);
 }
 
+// State as floats.
+template <bool kWhole, class State> __device__ Four load_state(const State* from, int available) {
+    return unpack(load_pack<kWhole, State, kSize>(from, available)).template as<float>();
+}
+
+// Stores array `k` of the state, rounded with random bits. first: the first element in the tensor.
+template <bool kWhole, class State>
+__device__ void store_state(State* to, const Four& values, const RoundingBits& random, uint32_t first, int k,
+                            int available) {
+    Elements<State, kSize> stored;
+#pragma unroll
+    for (int i = 0; i < kSize; i++)
+        stored.value[i] =
+            round_stochastically<State>(values.value[i], random.of(first + uint32_t(i)) >> 16 * k & 0xffffu);
+    store_pack<kWhole>(to, std::bit_cast<Pack<State, kSize>>(stored), available);
+}
+
 // One chunk's part of the arrays.
-template <class T, int kStates> struct ChunkArrays {
-    float *master, *state[kStates];
+template <class T, class State, int kStates> struct ChunkArrays {
+    float* master;
+    State* state[kStates];
     T* param;  // null in fp32
     const float* grad;
 
@@ -56,7 +76,7 @@ template <class T, int kStates> struct ChunkArrays {
         : master(op.master + chunk.begin),
           param(op.param ? op.param.template as<T>() + chunk.begin : nullptr),
           grad(op.grad + chunk.begin) {
-        for (int k = 0; k < kStates; k++) state[k] = op.state[k].template as<float>() + chunk.state_begin;
+        for (int k = 0; k < kStates; k++) state[k] = op.state[k].template as<State>() + chunk.state_begin;
     }
     __device__ bool are_aligned() const {
         bool aligned = is_aligned(master, param, grad);
@@ -65,19 +85,20 @@ template <class T, int kStates> struct ChunkArrays {
     }
 };
 
-template <class Rule, class T>
+template <class Rule, class T, class State>
 __global__ void __launch_bounds__(kThreads) elementwise_update_kernel(ElementwiseUpdate op) {
     constexpr int kStates = Rule::kStates;
     const Chunk chunk = chunk_of_block(op);
     const UpdateScalars s = scalars_of(op, chunk);
     const float grad_scale = op.grad_norm->scale;
-    const ChunkArrays<T, kStates> arrays(op, chunk);
+    const ChunkArrays<T, State, kStates> arrays(op, chunk);
+    const RoundingBits random(s.rounding_key, chunk.tensor);
     for_packs(op.grad_norm, chunk, arrays.are_aligned(), [&]<bool kWhole>(int place, int available) {
         const Four gradient = unpack(load_pack<kWhole>(arrays.grad + place, available));
         Four master = unpack(load_pack<kWhole>(arrays.master + place, available));
         Four states[kStates];
 #pragma unroll
-        for (int k = 0; k < kStates; k++) states[k] = unpack(load_pack<kWhole>(arrays.state[k] + place, available));
+        for (int k = 0; k < kStates; k++) states[k] = load_state<kWhole>(arrays.state[k] + place, available);
 #pragma unroll
         for (int i = 0; i < kSize; i++) {
             float state[kStates];
@@ -89,7 +110,8 @@ __global__ void __launch_bounds__(kThreads) elementwise_update_kernel(Elementwis
         }
 #pragma unroll
         for (int k = 0; k < kStates; k++)
-            store_pack<kWhole>(arrays.state[k] + place, pack_floats(states[k]), available);
+            store_state<kWhole>(arrays.state[k] + place, states[k], random, chunk.first + uint32_t(place), k,
+                                available);
         store_pack<kWhole>(arrays.master + place, pack_floats(master), available);
         if (arrays.param) store_pack<kWhole>(arrays.param + place, pack_floats(master.template as<T>()), available);
     });
@@ -100,7 +122,7 @@ struct TrustShared {
 };
 
 // One block per chunk, so that a chunk's sums do not depend on its place in memory.
-template <class Rule> __global__ void __launch_bounds__(kThreads) trust_sums_kernel(TrustSums op) {
+template <class Rule, class State> __global__ void __launch_bounds__(kThreads) trust_sums_kernel(TrustSums op) {
     if (op.grad_norm->non_finite_tensor >= 0) return;
     TrustShared& shared = shared_memory<TrustShared>();
     constexpr int kStates = Rule::kStates;
@@ -110,9 +132,9 @@ template <class Rule> __global__ void __launch_bounds__(kThreads) trust_sums_ker
     const float* master = op.master + chunk.begin;
     const float* grad = op.grad + chunk.begin;
     bool aligned = is_aligned(master, grad);
-    const float* arrays[kStates];
+    const State* arrays[kStates];
     for (int k = 0; k < kStates; k++) {
-        arrays[k] = op.state[k].template as<float>() + chunk.state_begin;
+        arrays[k] = op.state[k].template as<State>() + chunk.state_begin;
         aligned = aligned && is_aligned(arrays[k]);
     }
     double weights = 0, directions = 0;
@@ -121,7 +143,7 @@ template <class Rule> __global__ void __launch_bounds__(kThreads) trust_sums_ker
         const Four weight = unpack(load_pack<kWhole>(master + place, available));
         Four states[kStates];
 #pragma unroll
-        for (int k = 0; k < kStates; k++) states[k] = unpack(load_pack<kWhole>(arrays[k] + place, available));
+        for (int k = 0; k < kStates; k++) states[k] = load_state<kWhole>(arrays[k] + place, available);
 #pragma unroll
         for (int i = 0; i < kSize; i++) {
             float state[kStates];
@@ -152,21 +174,23 @@ __global__ void __launch_bounds__(kThreads) trust_ratios_kernel(TrustRatios op) 
     if (threadIdx.x == 0) op.out[blockIdx.x] = layer_ratio(op, layer, weights, directions);
 }
 
-template <class T> __global__ void __launch_bounds__(kThreads) momentum_direction_kernel(MomentumDirection op) {
+template <class T, class State>
+__global__ void __launch_bounds__(kThreads) momentum_direction_kernel(MomentumDirection op) {
     const Chunk chunk = chunk_of_block(op);
     const float momentum = op.scalars[chunk.group].momentum, grad_scale = op.grad_norm->scale;
     T* direction = op.direction.template as<T>() + chunk.state_begin;
-    float* m = op.m.from(chunk.state_begin).as<float>();
+    State* m = op.m.from(chunk.state_begin).template as<State>();
+    const RoundingBits random(op.scalars[chunk.group].rounding_key, chunk.tensor);
     const float* grad = op.grad + chunk.begin;
     for_packs(op.grad_norm, chunk, is_aligned(direction, m, grad), [&]<bool kWhole>(int place, int available) {
         const Four gradient = unpack(load_pack<kWhole>(grad + place, available));
         Four average{}, step;
-        if (m) average = unpack(load_pack<kWhole>(m + place, available));
+        if (m) average = load_state<kWhole>(m + place, available);
 #pragma unroll
         for (int i = 0; i < kSize; i++)
             step.value[i] = m ? momentum_step(momentum, op.nesterov, gradient.value[i], grad_scale, average.value[i])
                               : gradient.value[i] * grad_scale;
-        if (m) store_pack<kWhole>(m + place, pack_floats(average), available);
+        if (m) store_state<kWhole>(m + place, average, random, chunk.first + uint32_t(place), 0, available);
         store_pack<kWhole>(direction + place, pack_floats(step.template as<T>()), available);
     });
 }
@@ -198,16 +222,16 @@ template <class Op> void launch_chunks(void (*kernel)(Op), const char* name, con
 
 void elementwise_update(const ElementwiseUpdate& op, Stream stream) {
     dispatch("elementwise_update", op.param.dtype, [&]<class T>() {
-        dispatch(op.rule, [&]<class Rule>() {
-            launch_chunks(elementwise_update_kernel<Rule, T>, "elementwise_update", op, stream);
+        dispatch(op.rule, op.state, [&]<class Rule, class State>() {
+            launch_chunks(elementwise_update_kernel<Rule, T, State>, "elementwise_update", op, stream);
         });
     });
 }
 
 void trust_sums(const TrustSums& op, Stream stream) {
     if (op.n_chunks <= 0) return;
-    dispatch_layerwise(op.rule, [&]<class Rule>() {
-        launch(trust_sums_kernel<Rule>,
+    dispatch_layerwise(op.rule, op.state, [&]<class Rule, class State>() {
+        launch(trust_sums_kernel<Rule, State>,
                {"trust_sums", blocks_for(size_t(op.n_chunks), 1), kThreads, sizeof(TrustShared)}, stream, op);
     });
 }
@@ -219,8 +243,11 @@ void trust_ratios(const TrustRatios& op, Stream stream) {
 }
 
 void momentum_direction(const MomentumDirection& op, Stream stream) {
-    dispatch("momentum_direction", {op.direction},
-             [&]<class T>() { launch_chunks(momentum_direction_kernel<T>, "momentum_direction", op, stream); });
+    dispatch("momentum_direction", {op.direction}, [&]<class T>() {
+        dispatch_state("momentum_direction", op.m.dtype, [&]<class State>() {
+            launch_chunks(momentum_direction_kernel<T, State>, "momentum_direction", op, stream);
+        });
+    });
 }
 
 void apply_direction(const ApplyDirection& op, Stream stream) {

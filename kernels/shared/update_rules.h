@@ -7,6 +7,7 @@
 
 #include "kernels/base/check.h"
 #include "kernels/ops.h"
+#include "kernels/shared/dispatch.h"
 
 namespace ops {
 
@@ -218,11 +219,20 @@ template <class Body> void dispatch(OptimizerKind rule, Body&& body) {
     fail(Exit::internal, "elementwise_update: rule %d is not elementwise", int(rule));
 }
 
+// Calls body.operator()<Rule, State>() for a rule and the storage type of its state.
+template <class Array, class Body> void dispatch(OptimizerKind rule, const Array (&state)[kMaxStates], Body&& body) {
+    dispatch_state("elementwise_update", storage_type("elementwise_update", {state[0], state[1]}), [&]<class State>() {
+        dispatch(rule, [&]<class Rule>() { body.template operator()<Rule, State>(); });
+    });
+}
+
 // The same for a layerwise rule.
-template <class Body> void dispatch_layerwise(OptimizerKind rule, Body&& body) {
-    if (rule == OptimizerKind::lamb) return body.template operator()<LambRule>();
-    require(rule == OptimizerKind::lars, "trust_sums: rule %d is not layerwise", int(rule));
-    body.template operator()<LarsRule>();
+template <class Body> void dispatch_layerwise(OptimizerKind rule, const ConstView (&state)[kMaxStates], Body&& body) {
+    dispatch_state("trust_sums", storage_type("trust_sums", {state[0], state[1]}), [&]<class State>() {
+        if (rule == OptimizerKind::lamb) return body.template operator()<LambRule, State>();
+        require(rule == OptimizerKind::lars, "trust_sums: rule %d is not layerwise", int(rule));
+        body.template operator()<LarsRule, State>();
+    });
 }
 
 // The scalars of a chunk's elements.

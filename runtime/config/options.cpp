@@ -139,16 +139,15 @@ constexpr Effect kNone = Effect::none;
 std::vector<Option> run_options(Config& c) {
     return {
         {"run.dir", &c.run.dir, kSomeText, "output directory of the run", kNone},
-        {"run.seed", &c.run.seed, kAnything, "random seed of weights, data order, dropout and samples"},
+        {"run.seed", &c.run.seed, kAnything,
+         "random seed of weights, data order, dropout, samples and stochastic rounding"},
     };
 }
 
 // The help of a setting of some optimizers: "adamw: decay rate of the first moment".
 std::string used_by(SettingMember setting, const char* help) { return users_of(setting) + ": " + help; }
 
-// Data, training, optimizer, schedule and loss scale.
 std::vector<Option> training_options(Config& c) {
-    using S = OptimizerSettings;
     return {
         {"data.train", &c.data.train, kSomeText,
          "glob pattern of the training shards, or a list of patterns with weights (a mixture)", kNone},
@@ -190,7 +189,13 @@ std::vector<Option> training_options(Config& c) {
         {"train.check_replicas_every", &c.train.check_replicas_every, kStepsOr0,
          "steps between comparisons of replicated state across ranks, which detect silent data corruption; 0: never",
          kNone},
+    };
+}
 
+// Optimizer, schedule and loss scale.
+std::vector<Option> optimizer_options(Config& c) {
+    using S = OptimizerSettings;
+    return {
         {"optim.name", &c.optim.name, kAnything,
          "optimizer; sets the defaults of the keys that only some optimizers read"},
         {"optim.learning_rate", &c.optim.learning_rate, between(0, kMaxRate), "peak learning rate"},
@@ -230,6 +235,9 @@ std::vector<Option> training_options(Config& c) {
          used_by(&S::soap_interval, "steps between updates of the bases; default 1 in soap_muon")},
         {"optim.cautious_decay", &c.optim.cautious_decay, kAnything,
          "muon, normuon, soap, soap_muon: weight decay only of weights that the update also moves towards 0"},
+        {"optim.state_dtype", &c.optim.state_dtype, kAnything,
+         "storage type of the optimizer's state, not of adafactor, soap and soap_muon. bf16: half the memory, rounded "
+         "stochastically"},
         {"optim.groups", &c.optim.groups, kAnything,
          "tensors with another learning rate (times lr_scale), schedule, weight decay or decay rates of moments; a "
          "later group overrides an earlier one"},
@@ -340,7 +348,7 @@ std::vector<Option> surrounding_options(Config& c) {
 
 std::vector<Option> option_table(Config& config) {
     std::vector<Option> table = run_options(config);
-    for (auto options : {model_options, training_options, surrounding_options})
+    for (auto options : {model_options, training_options, optimizer_options, surrounding_options})
         std::ranges::move(options(config), std::back_inserter(table));
     return table;
 }

@@ -28,8 +28,8 @@ enum class Effect { result, none };
 struct Option {
     const char* key;  // "section.name"
     std::variant<bool*, int*, int64_t*, uint64_t*, double*, std::string*, DataParts*, TensorGroups*, Ramp*, Dtype*,
-                 Recompute*, OptimizerKind*, MuonIteration*, MuonScale*, LrSchedule*, AverageKind*, OnSpike*,
-                 OnNonFinite*, ModelFamily*, ActivationFunction*, NormKind*, PositionKind*, RopeScaling*,
+                 Recompute*, OptimizerKind*, StateDtype*, MuonIteration*, MuonScale*, LrSchedule*, AverageKind*,
+                 OnSpike*, OnNonFinite*, ModelFamily*, ActivationFunction*, NormKind*, PositionKind*, RopeScaling*,
                  AttentionBias*, QkNorm*>
         value;
     Allowed allowed;

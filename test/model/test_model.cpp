@@ -25,7 +25,7 @@ const Dtype kPrecisions[] = {Dtype::fp32, Dtype::bf16, Dtype::fp16};
 
 GptOptions with_dropout(GptOptions options, double rate = 0.2) {
     options.dropout = rate;
-    options.dropout_seed = 77;
+    options.seed = 77;
     return options;
 }
 
@@ -139,7 +139,7 @@ TEST_CASE("dropout's masks depend on the seed and the sample's number", "[model]
     const std::vector<int> tokens = nano_tokens(43, 131);
     Gpt gpt(with_dropout(nano_options()), comm_single());
     GptOptions other_seed = with_dropout(nano_options());
-    other_seed.dropout_seed++;
+    other_seed.seed++;
     Gpt other(other_seed, comm_single());
     gpt.initialize(1), other.initialize(1);
     auto loss = [&](Gpt& model, uint64_t first_sample) {

@@ -108,7 +108,7 @@ TEST_CASE("the model agrees with PyTorch: dropout", "[model]") {
     for (Recompute level : {Recompute::none, Recompute::block}) {
         GptOptions options = options_of(torch, Dtype::fp32);
         options.dropout = 0.2;
-        options.dropout_seed = 5;
+        options.seed = 5;
         options.recompute = level;
         Gpt gpt = load(torch, options);
         const uint64_t samples = uint64_t(torch.batch_size * torch.micro_steps);

@@ -69,10 +69,15 @@ TEST_CASE("groups change the learning rate and the decay of their tensors; a lat
 }
 
 TEST_CASE("each owned element has its own place in the optimizer's state", "[model]") {
-    for (const int ranks : {1, 2, 3})
+    for (const auto& [ranks, kind] : {std::pair(1, OptimizerKind::adamw),
+                                      {2, OptimizerKind::adamw},
+                                      {3, OptimizerKind::adamw},
+                                      {1, OptimizerKind::lamb},
+                                      {3, OptimizerKind::lamb}})
         for (const int stage : {0, 1})
             for (int rank = 0; rank < ranks; rank++) {
-                const GptOptions options = options_of(rank, ranks, stage);
+                GptOptions options = options_of(rank, ranks, stage);
+                options.optimizer.name = kind;
                 const TensorLayout layout = lay_out_tensors(kShape, ranks);
                 UpdateLayout update = lay_out_update(options, layout);
                 const bool whole = !options.is_sharded();
@@ -85,6 +90,8 @@ TEST_CASE("each owned element has its own place in the optimizer's state", "[mod
                     const RuleState& rule = update.rules[size_t(update.tensors[size_t(chunk.tensor)].rule)];
                     CHECK(chunk.state_begin + size_t(chunk.count) <= rule.elements);
                     CHECK(chunk.group == update.tensors[size_t(chunk.tensor)].group);
+                    const TensorPart part = owned_part(options, layout, layout.tensors[size_t(chunk.tensor)]);
+                    CHECK(chunk.first == part.first + chunk.begin - part.shard_begin);
                     for (size_t e = 0; e < size_t(chunk.count); e++) places.insert(chunk.state_begin + e);
                     elements += size_t(chunk.count);
                 }

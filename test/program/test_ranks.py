@@ -101,10 +101,11 @@ class Ranks(TrainerTest):
                     self.assertEqual(self.records(run), self.records(one))
                     self.assertEqual(self.logical_state(6, run), self.logical_state(6, one))
 
-    def check_optimizer(self, optimizer, layouts):
+    def check_optimizer(self, optimizer, layouts, **more):
         """On each layout (ranks, stage): 30 steps, and 15 of them after a resume on another layout."""
         changes = dict(parallel_deterministic_reduce=True, train_max_steps=30, checkpoint_every_steps=15,
-                       checkpoint_keep=9, optim_name=optimizer, optim_learning_rate=3e-3, train_check_replicas_every=10)
+                       checkpoint_keep=9, optim_name=optimizer, optim_learning_rate=3e-3, train_check_replicas_every=10,
+                       **more)
         # The fixed tree of 12 micro-batches is the same on 1 and 3 ranks, of 8 on 1, 2 and 4.
         for batches, counts in ((EIGHT, (2, 4)), (TWELVE, (3,))):
             one = f"{optimizer}_one_{counts[0]}"
@@ -139,6 +140,11 @@ class Ranks(TrainerTest):
 
     def test_adafactor_has_the_same_bits_for_any_number_of_ranks(self):
         self.check_optimizer("adafactor", [(2, 0), (2, 3), (3, 2), (4, 1)])
+
+    def test_state_in_bf16_has_the_same_bits_for_any_number_of_ranks(self):
+        for optimizer, layouts in (("adamw", [(2, 0), (2, 3), (3, 2), (4, 1)]), ("muon", [(2, 3), (4, 0)]),
+                                   ("lamb", [(2, 2)])):
+            self.check_optimizer(optimizer, layouts, optim_state_dtype="bf16")
 
     def test_muon_exchanges_at_most_4_bytes_per_parameter_and_soap_8(self):
         sent = {}

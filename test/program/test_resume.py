@@ -82,6 +82,23 @@ class Resume(TrainerTest):
                 shutil.rmtree(self.dir / "run")
                 shutil.rmtree(self.dir / "cut_7")
 
+    def test_resume_of_state_in_bf16(self):
+        for optimizer in ("adamw", "normuon", "lars"):
+            with self.subTest(optimizer=optimizer):
+                self.check_every_cut([7], optim_name=optimizer, optim_learning_rate=1e-3, optim_state_dtype="bf16")
+                shutil.rmtree(self.dir / "run")
+                shutil.rmtree(self.dir / "cut_7")
+
+    def test_a_resume_does_not_convert_the_state(self):
+        self.train(train_max_steps=5, schedule_name="constant", optim_state_dtype="bf16")
+        before = self.contents("run/checkpoints")
+        more = dict(train_max_steps=6, schedule_name="constant", optim_state_dtype="fp32")
+        said = self.train("--resume", expect=78, **more)
+        self.assertIn('optim.state_dtype: "bf16" -> "fp32"', said)
+        said = self.train("--resume", "--accept-changes", expect=65, **more)
+        self.assertRegex(said, r"step_0*5: tensor m\.\S+ is bf16 .*, must be fp32")
+        self.assertEqual(self.contents("run/checkpoints"), before)
+
     def test_schedules_of_groups(self):
         """Groups of all tensors with one schedule train like a run with that schedule, also after a resume."""
         other = {"warmup_steps": 3, "final_lr_fraction": 0.5, "cooldown_power": 1}

@@ -161,10 +161,11 @@ class TrainerTest(unittest.TestCase):
         """Returns a digest of every tensor, assembled from the shards by the manifest's offsets."""
         directory, manifest = self.step_dir(step, run), self.manifest(step, run)
         shards = {shard["name"]: (directory / shard["name"]).read_bytes() for shard in manifest["shards"]}
+        bytes_of = {tensor["name"]: 4 if tensor["dtype"] == "fp32" else 2 for tensor in manifest["tensors"]}
         tensors = {}
         for shard in manifest["shards"]:
             for piece in shard["pieces"]:
-                begin, size = piece["file_offset"], piece["count"] * 4
+                begin, size = piece["file_offset"], piece["count"] * bytes_of[piece["tensor"]]
                 tensors.setdefault(piece["tensor"], {})[piece["first"]] = shards[shard["name"]][begin:begin + size]
         # Digests, because printing a difference of the bytes would take minutes.
         return {name: hashlib.sha256(b"".join(pieces[first] for first in sorted(pieces))).hexdigest()

@@ -30,11 +30,11 @@ inline std::vector<int> nano_tokens(size_t count, int vocab, unsigned seed = 1) 
 inline std::vector<float> values_of(const std::vector<NamedTensor>& tensors) {
     std::vector<float> all;
     for (const NamedTensor& tensor : tensors) {
-        const size_t begin = all.size();
-        all.resize(begin + tensor.count);
-        copy_to_host(all.data() + begin, tensor.values.data, tensor.count * sizeof(float), Stream{});
+        std::vector<std::byte> bytes(tensor.count * size_of(tensor.values.dtype));
+        copy_to_host(bytes.data(), tensor.values.data, bytes.size(), Stream{});
+        synchronize(Stream{});
+        for (size_t i = 0; i < tensor.count; i++) all.push_back(float(element({bytes.data(), tensor.values.dtype}, i)));
     }
-    synchronize(Stream{});
     return all;
 }
 

@@ -29,7 +29,8 @@ inline std::vector<ops::Chunk> chunks_of_all_tensors() {
                               .index = int(chunks.size()),
                               .group = tensor % kGroups,
                               .state_begin = begin + state_shift(tensor),
-                              .layer = tensor});
+                              .layer = tensor,
+                              .first = uint32_t(kTensorSizes[tensor] - left)});
     return chunks;
 }
 

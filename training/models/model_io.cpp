@@ -24,7 +24,7 @@ GptOptions gpt_options(const Config& config, int rank, int ranks) {
                        .optimizer = config.optim,
                        .averages = config.average.kind != AverageKind::none,
                        .dropout = config.model.dropout,
-                       .dropout_seed = config.run.seed,
+                       .seed = config.run.seed,
                        .z_loss = float(config.model.z_loss),
                        .document_mask = config.data.document_mask,
                        .document_token = config.data.document_token,
