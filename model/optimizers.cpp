@@ -12,12 +12,12 @@ static const std::vector<OptimizerRow>& optimizer_table() {
     const auto rows_by_rows = [](size_t rows, size_t) { return std::vector{rows, rows}; };
     const auto cols_by_cols = [](size_t, size_t cols) { return std::vector{cols, cols}; };
     const auto whole = [](size_t rows, size_t cols) { return std::vector{rows, cols}; };
-    const std::vector<MatrixSlot> soap_slots = {{"m", whole},
-                                                {"v", whole},
-                                                {"left", rows_by_rows},
-                                                {"right", cols_by_cols},
-                                                {"left_basis", rows_by_rows},
-                                                {"right_basis", cols_by_cols}};
+    static const std::vector<MatrixSlot> soap_slots = {{"m", whole},
+                                                       {"v", whole},
+                                                       {"left", rows_by_rows},
+                                                       {"right", cols_by_cols},
+                                                       {"left_basis", rows_by_rows},
+                                                       {"right_basis", cols_by_cols}};
     static const std::vector<OptimizerRow> table = {
         {K::adamw, {{"m"}, {"v"}}, {{&S::beta1, 0.9}, {&S::beta2, 0.95}, {&S::eps, 1e-8}}},
         {K::adam, {{"m"}, {"v"}}, {{&S::beta1, 0.9}, {&S::beta2, 0.999}, {&S::eps, 1e-8}}},

@@ -35,10 +35,10 @@ bool is_of_slot(const NamedTensor& tensor) { return tensor.name.starts_with("m."
 
 }  // namespace
 
-TEST_CASE("Adafactor and SOAP have no state for state_dtype", "[model]") {
+TEST_CASE("Adafactor, SOAP and SOAP-Muon have no state for state_dtype", "[model]") {
+    constexpr OptimizerKind kWithout[] = {OptimizerKind::adafactor, OptimizerKind::soap, OptimizerKind::soap_muon};
     for (size_t kind = 0; kind < names_of(OptimizerKind()).size(); kind++)
-        CHECK(has_state_in_bf16(OptimizerKind(kind)) ==
-              (OptimizerKind(kind) != OptimizerKind::adafactor && OptimizerKind(kind) != OptimizerKind::soap));
+        CHECK(has_state_in_bf16(OptimizerKind(kind)) == (std::ranges::count(kWithout, OptimizerKind(kind)) == 0));
     OptimizerSettings muon{.scalar_name = OptimizerKind::adafactor};
     set_optimizer(muon, OptimizerKind::muon);
     CHECK(muon.without_slots() == OptimizerKind::adafactor);
