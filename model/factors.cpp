@@ -106,7 +106,7 @@ void direct_factored(GptState& s, const RuleState& rule) {
          .layers = state.layers,
          .grad_norm = s.grad_norm,
          .n_chunks = rule.n_chunks},
-        note_of_rule(s, rule));
+        note_of_chunks(s, rule.first_chunk, rule.n_chunks));
     s.update_time.stop(s.stream);
     if (s.options.is_sharded()) wait(all_reduce_sum(state.sums, n_sums, s.comm, s.stream), s.comm, s.stream);
     s.update_time.start(s.stream);
@@ -132,5 +132,5 @@ void direct_factored(GptState& s, const RuleState& rule) {
          .scalars = s.update_scalars,
          .grad_norm = s.grad_norm,
          .n_chunks = rule.n_chunks},
-        note_of_rule(s, rule));
+        note_of_chunks(s, rule.first_chunk, rule.n_chunks));
 }

@@ -146,6 +146,7 @@ Gpt::Gpt(const GptOptions& options, const Comm& comm) {
             update_chunks(options, s.layout, s.update, options.is_sharded() ? s.host_own_chunks : s.host_all_chunks);
         copy_to_device(s.update_chunks, s.host_update_chunks.data(), s.host_update_chunks.size() * sizeof(ops::Chunk),
                        s.stream);
+        load_matrices(s);
         if (s.update.has_layers()) {
             std::vector<ops::Layer>& layers = s.trust.host_layers;
             layers = update_layers(s.layout, s.update, s.host_all_chunks);

@@ -65,26 +65,35 @@ Exchange::Message message(int rank, View values, size_t count) {
 }
 
 // Without shards, owners have all directions, and only results travel.
-void list_messages(GptState& s) {
-    MatrixState& state = s.matrix;
+void list_messages(GptState& s, size_t number, MatrixGroup& group) {
     const bool is_sharded = s.options.is_sharded();
     const int me = s.options.rank;
+    const Matrix& matrix = s.matrix.matrices[number];
+    const Piece mine = piece_of(s, matrix, me);
+    if (mine.count > 0 && (is_sharded || matrix.owner != me)) {
+        const Exchange::Message piece = message(matrix.owner, direction_at(s, matrix, mine.first), mine.count);
+        if (is_sharded) group.directions.send.push_back(piece);
+        group.results.receive.push_back(piece);
+    }
+    for (int rank = 0; matrix.owner == me && rank < s.options.ranks; rank++) {
+        const Piece theirs = piece_of(s, matrix, rank);
+        if (theirs.count == 0 || (!is_sharded && rank == me)) continue;
+        const View values = whole_matrix(s, number).from(theirs.first - matrix.first);
+        const Exchange::Message piece = message(rank, values, theirs.count);
+        if (is_sharded) group.directions.receive.push_back(piece);
+        group.results.send.push_back(piece);
+    }
+}
+
+// Tensors are sorted by bucket.
+void group_matrices(GptState& s) {
+    MatrixState& state = s.matrix;
     for (size_t number = 0; number < state.matrices.size(); number++) {
-        const Matrix& matrix = state.matrices[number];
-        const Piece mine = piece_of(s, matrix, me);
-        if (mine.count > 0 && (is_sharded || matrix.owner != me)) {
-            const Exchange::Message piece = message(matrix.owner, direction_at(s, matrix, mine.first), mine.count);
-            if (is_sharded) state.directions.send.push_back(piece);
-            state.results.receive.push_back(piece);
-        }
-        for (int rank = 0; matrix.owner == me && rank < s.options.ranks; rank++) {
-            const Piece theirs = piece_of(s, matrix, rank);
-            if (theirs.count == 0 || (!is_sharded && rank == me)) continue;
-            const View values = whole_matrix(s, number).from(theirs.first - matrix.first);
-            const Exchange::Message piece = message(rank, values, theirs.count);
-            if (is_sharded) state.directions.receive.push_back(piece);
-            state.results.send.push_back(piece);
-        }
+        const int bucket = s.layout.tensors[size_t(state.matrices[number].tensor)].bucket;
+        if (state.groups.empty() || state.groups.back().bucket != bucket)
+            state.groups.push_back({bucket, number, number, 0, 0, {}, {}, {}});
+        list_messages(s, number, state.groups.back());
+        state.groups.back().end++;
     }
 }
 
@@ -187,12 +196,26 @@ void place_matrices(GptState& s, Arena& arena) {
     state.product = arena.take("matrices", "product", most.x, most.type);
     state.gram_sums = arena.take<float>("matrices", "gram_sums", most.gram_sums);
     state.scratch = arena.take<std::byte>("matrices", "matrix_scratch", most.scratch_bytes);
-    list_messages(s);
+    group_matrices(s);
 }
 
-Ticket begin_matrices(GptState& s) {
+void load_matrices(GptState& s) {
+    if (s.matrix.rule < 0) return;
+    const RuleState& rule = s.update.rules[size_t(s.matrix.rule)];
+    int next = rule.first_chunk;
+    for (MatrixGroup& group : s.matrix.groups) {
+        group.first_chunk = next;
+        while (next < rule.first_chunk + rule.n_chunks &&
+               s.layout.tensors[size_t(s.host_update_chunks[size_t(next)].tensor)].bucket == group.bucket)
+            next++;
+        group.n_chunks = next - group.first_chunk;
+    }
+    require(next == rule.first_chunk + rule.n_chunks, "matrices: their chunks are not sorted by bucket");
+}
+
+void begin_matrices(GptState& s) {
     MatrixState& state = s.matrix;
-    if (state.rule < 0) return {};
+    if (state.rule < 0) return;
     const RuleState& rule = s.update.rules[size_t(state.rule)];
     run(s.stream, ops::momentum_direction,
         {.direction = state.direction,
@@ -203,23 +226,29 @@ Ticket begin_matrices(GptState& s) {
          .grad_norm = s.grad_norm,
          .n_chunks = rule.n_chunks,
          .nesterov = s.options.optimizer.nesterov},
-        note_of_rule(s, rule));
-    if (!s.options.is_sharded()) return {};
-    return exchange(state.directions, s.comm, s.stream);
+        note_of_chunks(s, rule.first_chunk, rule.n_chunks));
+    for (MatrixGroup& group : state.groups)
+        if (s.options.is_sharded()) group.ticket = exchange(group.directions, s.comm, s.stream);
 }
 
-void finish_matrices(GptState& s, Ticket directions) {
+void finish_matrices(GptState& s) {
     MatrixState& state = s.matrix;
     if (state.rule < 0) return;
-    const RuleState& rule = s.update.rules[size_t(state.rule)];
-    s.update_time.stop(s.stream);
-    wait(directions, s.comm, s.stream);
-    s.update_time.start(s.stream);
-    for (size_t number = 0; number < state.matrices.size(); number++)
-        if (state.matrices[number].owner == s.options.rank) functions_of(s).direct(s, number, whole_matrix(s, number));
-    if (s.update_number < row_of(s).first_update) return;
-    s.update_time.stop(s.stream);
-    if (s.comm.size > 1) wait(exchange(state.results, s.comm, s.stream), s.comm, s.stream);
-    s.update_time.start(s.stream);
-    apply_directions(s, rule, state.direction);
+    const bool has_step = s.update_number >= row_of(s).first_update;
+    for (MatrixGroup& group : state.groups) {
+        s.update_time.stop(s.stream);
+        if (s.options.is_sharded()) wait(group.ticket, s.comm, s.stream);
+        s.update_time.start(s.stream);
+        for (size_t number = group.first; number < group.end; number++)
+            if (state.matrices[number].owner == s.options.rank)
+                functions_of(s).direct(s, number, whole_matrix(s, number));
+        if (has_step && s.comm.size > 1) group.ticket = exchange(group.results, s.comm, s.stream);
+    }
+    for (const MatrixGroup& group : state.groups) {
+        if (!has_step) break;
+        s.update_time.stop(s.stream);
+        if (s.comm.size > 1) wait(group.ticket, s.comm, s.stream);
+        s.update_time.start(s.stream);
+        apply_directions(s, group.first_chunk, group.n_chunks, state.direction, s.options.optimizer.cautious_decay);
+    }
 }

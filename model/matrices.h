@@ -41,9 +41,19 @@ struct MatrixMemory {
 // Returns memory that suffices for both, with a's type.
 MatrixMemory larger(const MatrixMemory& a, const MatrixMemory& b);
 
+// The matrices of a bucket, whose pieces travel together.
+struct MatrixGroup {
+    int bucket;
+    size_t first = 0, end = 0;          // in MatrixState::matrices
+    int first_chunk = 0, n_chunks = 0;  // as in RuleState
+    Exchange directions, results;       // to the owners; from them
+    Ticket ticket;                      // of the last exchange
+};
+
 struct MatrixState {
     int rule = -1;  // in GptState::update; -1: no optimizer of matrices
     std::vector<Matrix> matrices;
+    std::vector<MatrixGroup> groups;
     std::vector<size_t> whole_begin;         // of each own matrix in `whole`
     std::vector<std::vector<float*>> slots;  // per OptimizerRow::matrix_slots: the state of each own matrix
     // In the exchange's type. `direction`: laid out like the rule's state; the momentum's direction, or the gradient in
@@ -52,7 +62,6 @@ struct MatrixState {
     View x, gram, product;       // as large as an own matrix needs: see MatrixMemory
     float* gram_sums = nullptr;  // the Gram matrix of a matrix with more rows than columns; SOAP: see model/soap.h
     void* scratch = nullptr;
-    Exchange directions, results;  // to the owners; from them
 };
 
 // Returns the number of elements of a slot's state of a matrix.
@@ -66,7 +75,13 @@ std::vector<NamedTensor> name_matrix_state(const GptState& s);
 // Lays out GptState::matrix in the arena. Requires GptState::update.
 void place_matrices(GptState& s, Arena& arena);
 
-// Starts the update of the matrices: momentum, and the exchange with the owners. Does nothing without a rule.
-Ticket begin_matrices(GptState& s);
-// Finishes it: the directions of own matrices, the exchange back, and the step on the masters.
-void finish_matrices(GptState& s, Ticket directions);
+// Finds the chunks of the groups of matrices in GptState::host_update_chunks.
+void load_matrices(GptState& s);
+
+// Starts the update of the matrices: momentum, and the exchange of all groups with the owners. Does nothing without a
+// rule.
+void begin_matrices(GptState& s);
+// Finishes it: the directions of own matrices, the exchange back, and the step on the masters. While a rank computes
+// the directions of a group, later groups arrive and the results of earlier ones travel. Masters change after all
+// directions, because results are there only when the slowest owner of a group has sent them.
+void finish_matrices(GptState& s);

@@ -128,16 +128,16 @@ void update_by_layer(GptState& s, const RuleState& rule) {
                         .grad_norm = op.grad_norm,
                         .n_chunks = op.n_chunks};
     std::ranges::copy(rule.slots, sums.state);
-    run(s.stream, ops::trust_sums, sums, note_of_rule(s, rule));
+    run(s.stream, ops::trust_sums, sums, note_of_chunks(s, rule.first_chunk, rule.n_chunks));
     find_trust_ratios(s, rule);
     op.trust_ratios = s.trust.ratios;
-    run(s.stream, ops::elementwise_update, op, note_of_rule(s, rule));
+    run(s.stream, ops::elementwise_update, op, note_of_chunks(s, rule.first_chunk, rule.n_chunks));
 }
 
 void update_by_factors(GptState& s, const RuleState& rule) {
     direct_factored(s, rule);
     find_trust_ratios(s, rule);
-    apply_directions(s, rule, s.own_grad, s.trust.ratios);
+    apply_directions(s, rule.first_chunk, rule.n_chunks, s.own_grad, false, s.trust.ratios);
 }
 
 }  // namespace
@@ -287,22 +287,23 @@ ops::UpdateScalars update_scalars(const OptimizerSettings& settings, const Updat
             .clip_threshold = float(settings.clip_threshold)};
 }
 
-OpNote note_of_rule(const GptState& s, const RuleState& rule) {
-    return note_of(s.host_update_chunks.data() + rule.first_chunk, rule.n_chunks, s);
+OpNote note_of_chunks(const GptState& s, int first_chunk, int n_chunks) {
+    return note_of(s.host_update_chunks.data() + first_chunk, n_chunks, s);
 }
 
-void apply_directions(const GptState& s, const RuleState& rule, ConstView direction, const float* trust_ratios) {
+void apply_directions(const GptState& s, int first_chunk, int n_chunks, ConstView direction, bool cautious,
+                      const float* trust_ratios) {
     run(s.stream, ops::apply_direction,
         {.master = s.master,
          .param = rounded_masters(s),
          .direction = direction,
-         .chunks = s.update_chunks + rule.first_chunk,
+         .chunks = s.update_chunks + first_chunk,
          .scalars = s.update_scalars,
          .grad_norm = s.grad_norm,
-         .n_chunks = rule.n_chunks,
-         .cautious = s.options.optimizer.cautious_decay && optimizer_row(rule.rule).is_of_matrices(),
+         .n_chunks = n_chunks,
+         .cautious = cautious,
          .trust_ratios = trust_ratios},
-        note_of_rule(s, rule));
+        note_of_chunks(s, first_chunk, n_chunks));
 }
 
 void update(GptState& s) {
@@ -324,21 +325,22 @@ void update(GptState& s) {
 
     // Without shards, a rank measures only its own part of the gradients, so that each is counted once, but updates all
     // parameters.
-    const Ticket directions = begin_matrices(s);
+    begin_matrices(s);
     for (const RuleState& rule : s.update.rules) {
         if (optimizer_row(rule.rule).is_layerwise())
             ops::fill({.out = reinterpret_cast<float*>(s.trust.sums), .count = 4 * s.trust.n_sums, .value = 0},
                       s.stream);
         switch (optimizer_row(rule.rule).scope) {
             case UpdateScope::element:
-                run(s.stream, ops::elementwise_update, elementwise_update(s, rule), note_of_rule(s, rule));
+                run(s.stream, ops::elementwise_update, elementwise_update(s, rule),
+                    note_of_chunks(s, rule.first_chunk, rule.n_chunks));
                 break;
             case UpdateScope::layer: update_by_layer(s, rule); break;
             case UpdateScope::factors: update_by_factors(s, rule); break;
             case UpdateScope::matrix: break;
         }
     }
-    finish_matrices(s, directions);
+    finish_matrices(s);
     if (s.average)
         run(s.stream, ops::scaled_add,
             {.out = s.average,

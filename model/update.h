@@ -85,10 +85,10 @@ struct GptState;
 // ranks.
 void update(GptState& s);
 
-// Moves the masters of a rule along `direction`, which is at the chunks' state_begin. trust_ratios: as in
-// ops::ApplyDirection.
-void apply_directions(const GptState& s, const RuleState& rule, ConstView direction,
+// Moves masters along `direction`, which is at the state_begin of chunks of GptState::update_chunks. cautious,
+// trust_ratios: as in ops::ApplyDirection.
+void apply_directions(const GptState& s, int first_chunk, int n_chunks, ConstView direction, bool cautious,
                       const float* trust_ratios = nullptr);
 
-// The elements of the chunks that a rule updates, for a trace.
-OpNote note_of_rule(const GptState& s, const RuleState& rule);
+// The elements of chunks of GptState::update_chunks, for a trace.
+OpNote note_of_chunks(const GptState& s, int first_chunk, int n_chunks);
