@@ -27,8 +27,9 @@ FAULTS = [
      "    static const float kNoScale = 1;\n    GradNormFinish unscaled = op;\n    unscaled.loss_scale = &kNoScale;\n"
      '    launch(grad_norm_finish_kernel, {"grad_norm_finish", dim3(1), kThreads, sizeof(FinishShared)}, stream, '
      "unscaled);", "test_simt: *norm_finish*"),
-    (OPTIMIZER, "the first element of a chunk's state has 32 bits", "op.state[k] + chunk.state_begin;",
-     "op.state[k] + unsigned(chunk.state_begin);", "test_simt: *update beyond*"),
+    (OPTIMIZER, "the first element of a chunk's state has 32 bits",
+     "k++) state[k] = op.state[k].template as<State>() + chunk.state_begin;",
+     "k++) state[k] = op.state[k].template as<State>() + unsigned(chunk.state_begin);", "test_simt: *update beyond*"),
     (COMM, "collectives run on a blocking stream", "cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking)",
      "cudaStreamCreate(&stream_)", "test_simt: a collective that waits for other ranks*"),
     # ---- launch bounds

@@ -27,8 +27,9 @@ LAMB_RANKS = "program: test_ranks.Ranks.test_lamb_and_lars_have_the_same_bits_fo
 
 FAULTS = [
     # ---- kernels and rules
-    (OPTIMIZER, "the state has the place of the weights", "op.state[k].template as<State>() + chunk.state_begin;",
-     "op.state[k].template as<State>() + chunk.begin;"),
+    (OPTIMIZER, "the state has the place of the weights",
+     "k++) state[k] = op.state[k].template as<State>() + chunk.state_begin;",
+     "k++) state[k] = op.state[k].template as<State>() + chunk.begin;"),
     (OPTIMIZER, "every group has the scalars of the first",
      "const UpdateScalars s = op.scalars[chunk.group];", "const UpdateScalars s = op.scalars[0];"),
     (RULES, "an update has the scalars of the first group", "UpdateScalars scalars = op.scalars[chunk.group];",
@@ -87,8 +88,8 @@ FAULTS = [
      "for_packs(0, kBlockElements, aligned"),
     (OPTIMIZER, "trust_ratios skips sums", "layer.first + i * layer.stride", "layer.first + i"),
     (OPTIMIZER, "trust_sums reads the state at the parameters' place",
-     "load_pack<kWhole>(op.state[k] + chunk.state_begin + place",
-     "load_pack<kWhole>(op.state[k] + chunk.begin + place"),
+     "arrays[k] = op.state[k].template as<State>() + chunk.state_begin;",
+     "arrays[k] = op.state[k].template as<State>() + chunk.begin;"),
     (RULES, "a layer without weights does not move", "numerator > 0 && denominator > 0 ? numerator / denominator : 1",
      "denominator > 0 ? numerator / denominator : 1"),
     (RULES, "LAMB's direction lacks the decay",
