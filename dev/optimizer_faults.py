@@ -21,7 +21,7 @@ CPU_OPTIMIZER, FACTORED_OPS = "kernels/cpu/optimizer.cpp", "test_cpu: factor*"
 ADAFACTOR, FACTOR_NAMES = "test_cpu: 20 steps of Adafactor*", "test_cpu: *Adafactor's averages*"
 ADAFACTOR_RANKS = "program: test_ranks.Ranks.test_adafactor_has_the_same_bits_for_any_number_of_ranks"
 NUMERIC, ROUNDING = "kernels/numeric.h", "kernels/base/rounding.h"
-STATE, STATE_OPS = "test_cpu: *state in bf16*", "test_cpu: *stochastic*,moments in bf16*,momentum_direction*"
+STATE, STATE_OPS = "test_cpu: *state in bf16*", "test_cpu: *stochastic*,elementwise_update with state in bf16*,momentum_direction*"
 STATE_RANKS = "program: test_ranks.Ranks.test_state_in_bf16_has_the_same_bits_for_any_number_of_ranks"
 LAMB_RANKS = "program: test_ranks.Ranks.test_lamb_and_lars_have_the_same_bits_for_any_number_of_ranks"
 
@@ -321,7 +321,7 @@ FAULTS = [
     # ---- state in bf16
     (NUMERIC, "state is truncated", "(bits + random) >> 16", "(bits + 0 * random) >> 16", STATE_OPS),
     (NUMERIC, "state is rounded to nearest", "(bits + random) >> 16", "(bits + 0x7fffu + 0 * random) >> 16",
-     "test_cpu: moments in bf16*"),
+     "test_cpu: elementwise_update with state in bf16*"),
     (NUMERIC, "numbers near bf16's largest become infinite", "magnitude < 0x7f7f0000u ?", "magnitude < 0x7f800000u ?",
      STATE_OPS),
     (NUMERIC, "a NaN becomes infinity", "bits >> 16 | quiet)", "bits >> 16 | 0 * quiet)", STATE_OPS),

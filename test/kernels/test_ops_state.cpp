@@ -19,7 +19,7 @@ uint32_t bits_of(float x) { return std::bit_cast<uint32_t>(x); }
 
 }  // namespace
 
-TEST_CASE("round_stochastically adds the random bits to those that bf16 cuts off", "[ops]") {
+TEST_CASE("round_stochastically adds the random bits to those that bf16 cuts off", "[numeric]") {
     std::vector<float> values = {0.0f, 1.0f, -1.0f, 1.00001f, 0.1f, 0x1.fep127f, 0x1.ffp127f, 0x1.fdfffep127f, FLT_MAX};
     values.insert(values.end(), {FLT_MIN, 0x1p-133f, 0x1p-134f, 0x1p-149f, 0x1.fffffep-127f, INFINITY});
     for (const double value : random_values(100, 1, 3)) values.push_back(float(value));
@@ -38,7 +38,7 @@ TEST_CASE("round_stochastically adds the random bits to those that bf16 cuts off
         }
 }
 
-TEST_CASE("round_stochastically keeps NaN", "[ops]") {
+TEST_CASE("round_stochastically keeps NaN", "[numeric]") {
     for (const uint32_t nan : {0x7f800001u, 0x7fffffffu, 0xff80ffffu, 0xffffffffu, 0x7fc00000u})
         for (const uint32_t random : {0u, 1u, 0xffffu}) {
             CHECK(std::isnan(to_float(round_stochastically<bf16>(std::bit_cast<float>(nan), random))));
@@ -80,7 +80,7 @@ template <class Draw> std::vector<uint32_t> drawn(Draw draw) {
 
 }  // namespace
 
-TEST_CASE("the random bits of stochastic rounding are uniform and uncorrelated", "[ops]") {
+TEST_CASE("the random bits of stochastic rounding are uniform and uncorrelated", "[numeric]") {
     for (const int array : {0, 1}) {
         const auto base = drawn([&](uint32_t i) { return random_bits(kUpdate, 3, i, array); });
         check_uniform(base);
@@ -97,7 +97,7 @@ TEST_CASE("the random bits of stochastic rounding are uniform and uncorrelated",
     }
 }
 
-TEST_CASE("the random bits of stochastic rounding are those that the documentation defines", "[ops]") {
+TEST_CASE("the random bits of stochastic rounding are those that the documentation defines", "[numeric]") {
     for (const uint64_t update : {1, 2, 1000000})
         for (const int tensor : {0, 7})
             for (const uint64_t element : {0ull, 1ull, 12345ull, 4294967295ull, 4294967296ull})
@@ -251,7 +251,7 @@ TEST_CASE("trust_sums reads state in bf16", "[ops]") {
 
 // Rounded to the nearest number, v would stop at 0.81: its steps of 0.01 (1 - v) would be less than half of the
 // distance between bf16's numbers. Rounded stochastically, its mean follows the formula.
-TEST_CASE("moments in bf16 follow AdamW's formula in the mean", "[ops]") {
+TEST_CASE("elementwise_update with state in bf16 follows AdamW's formula in the mean", "[ops]") {
     constexpr int kElements = 512, kSteps = 600;
     Array<float> master("master", Role::output, std::vector<float>(kElements));
     Array<bf16> m("m", Role::output, std::vector<float>(kElements)),
