@@ -60,16 +60,7 @@ void apply_polynomial(const GptState& s, const Matrix& matrix, View out, const P
     if (is_wide) {
         multiply_by_transposed(s, gram, x, x, rows, rows, cols);
     } else {
-        run(s.stream, ops::matmul_backward_weight,
-            {.dweight = s.matrix.gram_sums,
-             .dbias = nullptr,
-             .scratch = s.matrix.scratch,
-             .dout = x,
-             .inp = x,
-             .rows = rows,
-             .n = cols,
-             .k = cols,
-             .accumulate = false});
+        multiply_transposed(s, s.matrix.gram_sums, x, x, rows, cols, cols);
         run(s.stream, ops::cast, {.out = gram, .inp = s.matrix.gram_sums, .count = gram_count});
     }
     // The Gram matrix is symmetric, so it is its own transpose.
@@ -77,8 +68,7 @@ void apply_polynomial(const GptState& s, const Matrix& matrix, View out, const P
     run(s.stream, ops::scaled_add,
         {.out = gram, .a = gram, .b = change, .count = gram_count, .alpha = p.b, .beta = p.c});
     if (is_wide)
-        run(s.stream, ops::matmul_backward_input,
-            {.dinp = change, .dout = gram, .weight = x, .kept = nullptr, .rows = rows, .n = rows, .k = cols});
+        multiply(s, change, gram, x, rows, rows, cols);
     else
         multiply_by_transposed(s, change, x, gram, rows, cols, cols);
     run(s.stream, ops::scaled_add,
@@ -119,6 +109,24 @@ MatrixMemory muon_memory(const GptOptions& options, const Matrix& matrix) {
 void multiply_by_transposed(const GptState& s, View out, View a, View b, int rows, int n, int k) {
     run(s.stream, ops::matmul_forward,
         {.out = out, .pre_activation = nullptr, .inp = a, .weight = b, .bias = nullptr, .rows = rows, .n = n, .k = k});
+}
+
+void multiply(const GptState& s, View out, View a, View b, int rows, int k, int n) {
+    run(s.stream, ops::matmul_backward_input,
+        {.dinp = out, .dout = a, .weight = b, .kept = nullptr, .rows = rows, .n = k, .k = n});
+}
+
+void multiply_transposed(const GptState& s, View out, View a, View b, int rows, int n, int cols) {
+    run(s.stream, ops::matmul_backward_weight,
+        {.dweight = out.as<float>(),
+         .dbias = nullptr,
+         .scratch = s.matrix.scratch,
+         .dout = a,
+         .inp = b,
+         .rows = rows,
+         .n = n,
+         .k = cols,
+         .accumulate = false});
 }
 
 void muon_direction(const GptState& s, size_t number, View values) {

@@ -19,26 +19,6 @@ constexpr float kRankTolerance = 1e-6f;
 
 size_t square_of(int n) { return size_t(n) * size_t(n); }
 
-// out (rows, n) = a (rows, k) b (k, n)
-void multiply(const GptState& s, View out, View a, View b, int rows, int k, int n) {
-    run(s.stream, ops::matmul_backward_input,
-        {.dinp = out, .dout = a, .weight = b, .kept = nullptr, .rows = rows, .n = k, .k = n});
-}
-
-// out (n, cols) = a (rows, n)^T b (rows, cols)
-void multiply_transposed(const GptState& s, View out, View a, View b, int rows, int n, int cols) {
-    run(s.stream, ops::matmul_backward_weight,
-        {.dweight = out.as<float>(),
-         .dbias = nullptr,
-         .scratch = s.matrix.scratch,
-         .dout = a,
-         .inp = b,
-         .rows = rows,
-         .n = n,
-         .k = cols,
-         .accumulate = false});
-}
-
 // average = alpha average + beta value
 void accumulate(const GptState& s, View average, View value, size_t count, float alpha, float beta) {
     run(s.stream, ops::scaled_add,
