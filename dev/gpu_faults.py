@@ -62,8 +62,8 @@ FAULTS = [
     # ---- 32-bit indices
     (GRAD_NORM, "the first element of a chunk has 32 bits", "op.values + chunk.begin;", "op.values + int(chunk.begin);",
      "test_simt: squared_sums beyond*"),
-    (OPTIMIZER, "the first element of master weights has 32 bits", "master(op.master + chunk.begin)",
-     "master(op.master + unsigned(chunk.begin))", "test_simt: *update beyond*"),
+    (OPTIMIZER, "the first element of master weights has 32 bits", "as<Master>() + chunk.begin),",
+     "as<Master>() + unsigned(chunk.begin)),", "test_simt: *update beyond*"),
     # ---- PTX text
     (PTX, "the halves of cvt.rn.f16x2 are exchanged",
      'asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));',

@@ -24,6 +24,10 @@ NUMERIC, ROUNDING = "kernels/numeric.h", "kernels/base/rounding.h"
 STATE = "test_cpu: *state in bf16*"
 STATE_OPS = "test_cpu: *stochastic*,elementwise_update with state in bf16*,momentum_direction*"
 STATE_RANKS = "program: test_ranks.Ranks.test_state_in_bf16_has_the_same_bits_for_any_number_of_ranks"
+MASTERS = "test_cpu: *masters in bf16*,the random bits*"
+MASTER_RANKS = "program: test_ranks.Ranks.test_masters_in_bf16_have_the_same_bits_for_any_number_of_ranks"
+CONVERSION = ("program: test_commands.FromTextToText."
+              "test_masters_in_bf16_are_exported_exactly_and_converted_by_init_from")
 LAMB_RANKS = "program: test_ranks.Ranks.test_lamb_and_lars_have_the_same_bits_for_any_number_of_ranks"
 
 FAULTS = [
@@ -53,7 +57,7 @@ FAULTS = [
     (OPTIMIZER, "the direction has the place of the gradient", "op.direction.template as<T>() + chunk.state_begin;\n"
      "    State* m", "op.direction.template as<T>() + chunk.begin;\n    State* m"),
     (OPTIMIZER, "the momentum is not stored",
-     "        if (m) store_state<kWhole>(m + place, average, random, chunk.first + uint32_t(place), 0, available);\n",
+     "        if (m) store_rounded<kWhole>(m + place, average, random, chunk.first + uint32_t(place), 0, available);\n",
      ""),
     (OPTIMIZER, "packs of 16-bit directions are not checked for alignment", "is_aligned(master, param, direction)",
      "is_aligned(master, param)"),
@@ -303,12 +307,12 @@ FAULTS = [
     # ---- averages of the weights
     (UPDATE, "the average keeps the weight of the masters", ".alpha = float(1 - s.average_weight)",
      ".alpha = float(s.average_weight)", "test_cpu: the average has*"),
-    (GPT, "a swap loses the masters", "ops::cast({.out = s.average, .inp = s.own_grad, .count = count}, s.stream);",
-     "ops::cast({.out = s.average, .inp = s.master, .count = count}, s.stream);", "test_cpu: swap_average*"),
+    (GPT, "the average replaces the masters", "ops::cast({.out = s.own_grad, .inp = s.master,",
+     "ops::cast({.out = s.own_grad, .inp = s.average,", "test_cpu: passes use the average*"),
     ("training/evaluation.cpp", "training continues from the average",
-     "        swap_average(run);\n        return true;", "        return true;", AVERAGE),
-    ("training/evaluation.cpp", "validation uses the last weights", "    if (run.gpt.options().averages) run",
-     "    if (false) run", AVERAGE),
+     "        restore_masters(run);\n        return true;", "        return true;", AVERAGE),
+    ("training/evaluation.cpp", "validation uses the last weights", "averages) run.gpt.use_average();",
+     "averages) return;", AVERAGE),
     ("training/models/model_io.cpp", "commands use the last weights", "tensor.name.find('.'), \"average\");",
      "tensor.name.find('.'), \"master\");", AVERAGE),
     ("runtime/config/schedule.cpp", "a tail begins one step late", "step - (length.end_step - tail));",
@@ -334,8 +338,8 @@ FAULTS = [
     (CPU_OPTIMIZER, "random bits follow the shard instead of the tensor",
      "const uint32_t bits = random.of(chunk.first", "const uint32_t bits = random.of(uint32_t(chunk.begin)",
      STATE_RANKS),
-    (CPU_OPTIMIZER, "a momentum's random bits follow the shard", "random.of(chunk.first + uint32_t(i)) & 0xffffu",
-     "random.of(uint32_t(chunk.begin) + uint32_t(i)) & 0xffffu", STATE_RANKS),
+    (CPU_OPTIMIZER, "a momentum's random bits follow the shard", "(average, random.of(chunk.first + uint32_t(i))",
+     "(average, random.of(uint32_t(chunk.begin) + uint32_t(i))", STATE_RANKS),
     (OPTIMIZER, "the arrays of state have the same random bits", ">> 16 * k & 0xffffu", "& 0xffffu"),
     (OPTIMIZER, "random bits start again with each chunk",
      "states[k], random, chunk.first + uint32_t(place)", "states[k], random, uint32_t(place)"),
@@ -348,10 +352,40 @@ FAULTS = [
     (GPT, "random bits do not depend on the seed", "ops::rounding_key(s.options.seed,", "ops::rounding_key(0,", STATE),
     (GPT, "tensors of 16 bits come first in checkpoints", "return size_of(tensor.values.dtype) == 4;",
      "return size_of(tensor.values.dtype) != 4;", STATE),
-    ("model/plan.cpp", "a checkpoint's state counts as FP32", "slots * size_of(options.optimizer.state_type())",
+    ("model/plan.cpp", "a checkpoint's state counts as FP32", "slots * size_of(optimizer.state_type())",
      "slots * sizeof(float)", STATE),
-    ("runtime/config/check.cpp", "Adafactor accepts state in bf16", "StateDtype::fp32 || !without",
-     "StateDtype::fp32 || true", "program: test_bad_input.BadInput.test_configurations"),
+    ("runtime/config/check.cpp", "Adafactor accepts state in bf16", "OptimizerDtype::fp32 || !without",
+     "OptimizerDtype::fp32 || true", "program: test_bad_input.BadInput.test_configurations"),
+    # ---- masters in bf16
+    (CPU_OPTIMIZER, "elementwise masters round to nearest",
+     "round_stochastically<Master>(weight, random_master.of(chunk.first + uint32_t(i)) & 0xffffu)",
+     "from_float<Master>(weight)", MASTERS),
+    (CPU_OPTIMIZER, "masters along a direction round to nearest",
+     "round_stochastically<Master>(weight, random.of(chunk.first + uint32_t(i)) & 0xffffu)",
+     "from_float<Master>(weight)", MASTERS),
+    (CPU_OPTIMIZER, "elementwise masters' random bits follow the shard", "random_master.of(chunk.first + uint32_t(i))",
+     "random_master.of(uint32_t(chunk.begin) + uint32_t(i))", MASTER_RANKS),
+    (CPU_OPTIMIZER, "a direction's random bits follow the shard", "(weight, random.of(chunk.first + uint32_t(i))",
+     "(weight, random.of(uint32_t(chunk.begin) + uint32_t(i))", MASTER_RANKS),
+    (OPTIMIZER, "elementwise masters have the state's random bits", "master, random_master, chunk.first",
+     "master, random, chunk.first"),
+    (OPTIMIZER, "masters along a direction start their random bits again with each chunk",
+     "weight, random, chunk.first + uint32_t(place)", "weight, random, uint32_t(place)"),
+    (ROUNDING, "masters have the state's random bits", "of_master ? 2 : 0", "0", MASTERS),
+    (GPT, "initial masters in bf16 stay 0", "    if (values != s.master.data) ops::cast(",
+     "    if (false) ops::cast(", MASTERS),
+    ("model/state.cpp", "masters in bf16 and compute weights are two arrays", "s.options.computes_with_masters()",
+     "precision == Dtype::fp32", MASTERS),
+    ("model/plan.cpp", "a checkpoint's masters count as FP32", "masters * size_of(optimizer.master_type())",
+     "masters * sizeof(float)", MASTERS),
+    ("runtime/config/check.cpp", "precision fp32 accepts masters in bf16", 
+     "c.optim.master_dtype == OptimizerDtype::fp32 ||", "true ||", "program: test_bad_input.BadInput.test_configurations"),
+    ("runtime/checkpoint/checkpoint.cpp", "weights of another type are refused",
+     "others == OtherTensors::ignore, directory_", "false, directory_", CONVERSION),
+    ("runtime/checkpoint/checkpoint.cpp", "a conversion has the file's offsets",
+     "(at - part.begin) / size_of(part.type)", "(at - part.begin) / size_of(part.to.dtype)", CONVERSION),
+    ("runtime/checkpoint/safetensors.cpp", "an export has the size of the masters' type",
+     "elements_of(tensor) * size_of(type)", "bytes_of(tensor) / sizeof(float) * size_of(type)", CONVERSION),
     # ---- schedules of groups
     ("train_gpt.cu", "groups have the run's rate",
      "                                    .group_rates = group_rates(config, run.length, next),\n", "", GROUP_RATES),

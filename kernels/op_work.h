@@ -165,14 +165,15 @@ inline Work work_of(const SquaredSums&, size_t elements) {
 // Reads and writes the masters and the state, reads the gradient and writes the parameters.
 inline Work work_of(const ElementwiseUpdate& op, size_t elements) {
     const double count = double(elements), states = bytes_of(op.state[0], count) + bytes_of(op.state[1], count);
-    return {"elementwise_update", 0, 3 * count * sizeof(float) + 2 * states + bytes_of(op.param, count),
+    return {"elementwise_update", 0,
+            count * sizeof(float) + 2 * bytes_of(op.master, count) + 2 * states + bytes_of(op.param, count),
             format("rule %s, elements %zu", name_of(op.rule), elements)};
 }
 
 // Reads the masters, the state and the gradient.
 inline Work work_of(const TrustSums& op, size_t elements) {
     const double count = double(elements), states = bytes_of(op.state[0], count) + bytes_of(op.state[1], count);
-    return {"trust_sums", 0, 2 * count * sizeof(float) + states,
+    return {"trust_sums", 0, count * sizeof(float) + bytes_of(op.master, count) + states,
             format("rule %s, elements %zu", name_of(op.rule), elements)};
 }
 
@@ -185,8 +186,10 @@ inline Work work_of(const FactorSums&, size_t elements) {
 inline Work work_of(const FactorMoments& op) { return {"factor_moments", 0, 0, format("layers %d", op.n_layers)}; }
 
 // Reads the masters, reads and writes the gradient.
-inline Work work_of(const FactoredDirection&, size_t elements) {
-    return {"factored_direction", 0, double(elements) * 3 * sizeof(float), format("elements %zu", elements)};
+inline Work work_of(const FactoredDirection& op, size_t elements) {
+    const double count = double(elements);
+    return {"factored_direction", 0, 2 * count * sizeof(float) + bytes_of(op.master, count),
+            format("elements %zu", elements)};
 }
 
 // Reads the gradient; reads and writes the momentum, if any.
@@ -199,7 +202,8 @@ inline Work work_of(const MomentumDirection& op, size_t elements) {
 // Reads and writes the masters.
 inline Work work_of(const ApplyDirection& op, size_t elements) {
     const double count = double(elements);
-    return {"apply_direction", 0, count * 2 * sizeof(float) + bytes_of(op.direction, count) + bytes_of(op.param, count),
+    return {"apply_direction", 0,
+            2 * bytes_of(op.master, count) + bytes_of(op.direction, count) + bytes_of(op.param, count),
             format("elements %zu", elements)};
 }
 
@@ -225,7 +229,7 @@ inline Work work_of(const AdamDirection& op) {
 
 inline Work work_of(const Cast& op) {
     const double count = double(op.count);
-    return {"cast", 0, bytes_of(op.out, count) + count * sizeof(float), format("count %zu", op.count)};
+    return {"cast", 0, bytes_of(op.out, count) + bytes_of(op.inp, count), format("count %zu", op.count)};
 }
 
 inline Work work_of(const ScaledAdd& op) {

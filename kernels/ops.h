@@ -335,8 +335,8 @@ struct Add {
 void add(const Add& op, Stream stream);
 
 struct Cast {
-    View out;          // (count)  =, rounded to nearest even
-    const float* inp;  // (count)
+    View out;       // (count)  =, rounded to nearest even
+    ConstView inp;  // (count)
     size_t count;
 };
 void cast(const Cast& op, Stream stream);

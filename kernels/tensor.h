@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "kernels/device.h"
 #include "kernels/numeric.h"  // IWYU pragma: export
 
 // An array that an op writes. A view is small and passed by value. The op's member documents the shape. An 8-bit type
@@ -54,6 +55,24 @@ inline double element(ConstView array, size_t i) {
         case Dtype::fp64: return array.as<double>()[i];
     }
     return 0;
+}
+
+// Returns the first `count` elements of an array in device memory as floats. Waits for the device.
+inline std::vector<float> floats_of(ConstView array, size_t count) {
+    std::vector<std::byte> bytes(count * size_of(array.dtype));
+    copy_to_host(bytes.data(), array.data, bytes.size(), Stream{});
+    synchronize(Stream{});
+    std::vector<float> values(count);
+    for (size_t i = 0; i < count; i++) values[i] = float(element({bytes.data(), array.dtype}, i));
+    return values;
+}
+
+// Copies `count` floats to the start of an array of fp32 or bf16 in device memory, rounded to nearest even.
+inline void set_floats(View array, const float* values, size_t count) {
+    if (array.dtype == Dtype::fp32) return copy_to_device(array.data, values, count * sizeof(float), Stream{});
+    std::vector<bf16> rounded(count);
+    for (size_t i = 0; i < count; i++) rounded[i] = from_float<bf16>(values[i]);
+    copy_to_device(array.data, rounded.data(), count * sizeof(bf16), Stream{});
 }
 
 // A tensor with its name in files and the part of it in this process's memory. The model lists its state in this form;

@@ -8,7 +8,7 @@
 namespace ops {
 
 // ---------------------------------------------------------------------------------------------------------------------
-// The update. Masters and gradients are flat FP32 arrays, split into chunks. Each chunk is within one
+// The update. Masters and gradients are flat arrays, split into chunks. Gradients are FP32. Each chunk is within one
 // tensor, and the split depends only on the tensors, so sums over chunks have the same order for any number of ranks.
 // The flat arrays of a rank hold only the chunks that it owns.
 
@@ -75,13 +75,13 @@ struct UpdateScalars {
 inline constexpr int kMaxStates = 2;  // arrays of an elementwise rule
 
 // An update that computes each element from its gradient, multiplied by grad_norm->scale, and its own state. The rules
-// are in kernels/shared/update_rules.h. State may be fp32 or bf16, the same in all arrays. The step uses the new state
-// before it is rounded to bf16: round_stochastically() with RoundingBits of the chunk's tensor.
+// are in kernels/shared/update_rules.h. State may be fp32 or bf16, the same in all arrays, and so may masters. The step
+// uses the new state before it is rounded to bf16: round_stochastically() with RoundingBits of the chunk's tensor.
 struct ElementwiseUpdate {
     OptimizerKind rule;
-    float* master;           // flat  +=
-    View param;              // flat  =, the master weights rounded to the storage type; null in fp32, which has no
-                             // separate copy
+    View master;             // flat  +=
+    View param;              // flat  =, the master weights rounded to the storage type; null if that is the masters'
+                             // type, which has no separate copy
     View state[kMaxStates];  // flat, updated; start at 0. Null from the rule's number of states on
     const float* grad;       // flat
     const Chunk* chunks;     // (n_chunks), any subset, in any order
@@ -97,7 +97,7 @@ void elementwise_update(const ElementwiseUpdate& op, Stream stream);
 struct TrustSums {
     OptimizerKind rule;
     double* out;                   // (chunks, 2)  =, at the index of each chunk
-    const float* master;           // flat
+    ConstView master;              // flat, fp32 or bf16
     ConstView state[kMaxStates];   // flat, as in ElementwiseUpdate
     const float* grad;             // flat
     const Chunk* chunks;           // (n_chunks), any subset, in any order
@@ -169,7 +169,7 @@ void factor_moments(const FactorMoments& op, Stream stream);
 struct FactoredDirection {
     float* grad;                        // flat, replaced
     double* sums;                       // (chunks, 2)  =, at the index of each chunk: of master^2 and of the new grad^2
-    const float* master;                // flat
+    ConstView master;                   // flat, fp32 or bf16
     const float *row_v, *col_v, *mean;  // from factor_moments
     const Chunk* chunks;                // (n_chunks), as in FactorSums
     const FactorLayer* layers;          // at Chunk::layer
@@ -201,7 +201,7 @@ void momentum_direction(const MomentumDirection& op, Stream stream);
 // direction's do not decay, so `keep` counts as 1 (Chen et al., "Cautious Weight Decay", arXiv 2510.12402, algorithm
 // 1). The types of `param` and `direction` may differ.
 struct ApplyDirection {
-    float* master;                 // flat  +=
+    View master;                   // flat  +=, fp32 or bf16, rounded as in ElementwiseUpdate
     View param;                    // flat  =, as in ElementwiseUpdate
     ConstView direction;           // flat, at the chunk's state_begin
     const Chunk* chunks;           // (n_chunks), any subset, in any order

@@ -1,4 +1,3 @@
-
 #include "model/gpt.h"
 
 #include <algorithm>
@@ -42,6 +41,8 @@ void check_options(const GptOptions& o) {
     require(o.batch > 0 && o.head_rows > 0, "model: batch %d and head_rows %d must be positive", o.batch, o.head_rows);
     require(o.micro_steps > 0 && 0 <= o.rank && o.rank < o.ranks && 0 <= o.zero_stage && o.zero_stage <= 3,
             "model: %d micro-steps, rank %d of %d, ZeRO stage %d", o.micro_steps, o.rank, o.ranks, o.zero_stage);
+    require(o.optimizer.master_type() == Dtype::fp32 || o.computes_with_masters(),
+            "model: master weights in %s, precision %s", name_of(o.optimizer.master_type()), name_of(o.precision));
     require(o.seq_len > 0 && o.seq_len <= s.n_positions, "model: seq_len %d must be in [1, n_positions = %d]",
             o.seq_len, s.n_positions);
 }
@@ -59,10 +60,11 @@ size_t initialised_elements(const Tensor& tensor, const GptShape& shape) {
     return size_t(shape.vocab_size) * size_t(tensor.cols);
 }
 
-void initialize_tensor(GptState& s, const Tensor& tensor, uint64_t seed) {
+// Writes a tensor's initial values to an owned array.
+void initialize_tensor(GptState& s, const Tensor& tensor, uint64_t seed, float* owned) {
     const Init init = tensor_table()[size_t(tensor.row)].init;
     const TensorPart part = owned_part(s.options, s.layout, tensor);
-    float* out = s.master + part.shard_begin;
+    float* out = owned + part.shard_begin;
     const bool is_normal = init == Init::normal || init == Init::normal_residual;
     ops::fill({.out = out, .count = part.count, .value = init == Init::one ? 1.0f : 0.0f}, s.stream);
     const size_t last = std::min(part.first + part.count, initialised_elements(tensor, s.options.shape));
@@ -87,10 +89,10 @@ NamedTensor named_tensor(const GptState& s, const Tensor& tensor, const std::str
 }
 
 // Names the tensors of an owned array.
-std::vector<NamedTensor> name_tensors(const GptState& s, const std::string& prefix, float* owned, bool once = false) {
+std::vector<NamedTensor> name_tensors(const GptState& s, const std::string& prefix, View owned, bool once = false) {
     std::vector<NamedTensor> named;
     for (const Tensor& tensor : s.layout.tensors) {
-        float* values = owned + owned_part(s.options, s.layout, tensor).shard_begin;
+        const View values = owned.from(owned_part(s.options, s.layout, tensor).shard_begin);
         named.push_back(named_tensor(s, tensor, prefix, values, once));
     }
     return named;
@@ -171,7 +173,11 @@ const GptOptions& Gpt::options() const { return state_->options; }
 const TensorLayout& Gpt::layout() const { return state_->layout; }
 
 void Gpt::initialize(uint64_t seed) {
-    for (const Tensor& tensor : layout().tensors) initialize_tensor(*state_, tensor, seed);
+    GptState& s = *state_;
+    float* const values = s.master.dtype == Dtype::fp32 ? s.master.as<float>() : s.own_grad;
+    require(values, "initialize: masters in %s need the gradients' memory", name_of(s.master.dtype));
+    for (const Tensor& tensor : s.layout.tensors) initialize_tensor(s, tensor, seed, values);
+    if (values != s.master.data) ops::cast({.out = s.master, .inp = values, .count = owned_elements(s)}, s.stream);
     masters_changed();
 }
 
@@ -473,18 +479,22 @@ std::vector<NamedTensor> Gpt::replicated_tensors() const {
 
 void Gpt::masters_changed() {
     GptState& s = *state_;
-    if (s.options.precision != Dtype::fp32)
+    if (!s.options.computes_with_masters())
         ops::cast({.out = s.own_param, .inp = s.master, .count = owned_elements(s)}, s.stream);
     gather_params(s);
     synchronize(s.stream);
 }
 
-void Gpt::swap_average() {
+void Gpt::use_average() {
     GptState& s = *state_;
-    require(s.average, "swap_average: the model keeps no average");
-    const size_t count = owned_elements(s);
-    ops::cast({.out = s.own_grad, .inp = s.master, .count = count}, s.stream);
-    ops::cast({.out = s.master, .inp = s.average, .count = count}, s.stream);
-    ops::cast({.out = s.average, .inp = s.own_grad, .count = count}, s.stream);
+    require(s.average, "use_average: the model keeps no average");
+    ops::cast({.out = s.own_grad, .inp = s.master, .count = owned_elements(s)}, s.stream);
+    ops::cast({.out = s.master, .inp = s.average, .count = owned_elements(s)}, s.stream);
+    masters_changed();
+}
+
+void Gpt::restore_masters() {
+    GptState& s = *state_;
+    ops::cast({.out = s.master, .inp = s.own_grad, .count = owned_elements(s)}, s.stream);
     masters_changed();
 }

@@ -69,7 +69,8 @@ public:
     const GptOptions& options() const;
     const TensorLayout& layout() const;
 
-    // GPT-2's initialization; depends only on the seed and the tensors' names.
+    // GPT-2's initialization; depends only on the seed and the tensors' names. With masters in bf16 it uses the
+    // gradients' memory.
     void initialize(uint64_t seed);
 
     void begin_step(const StepSettings& settings);
@@ -112,9 +113,10 @@ public:
     std::vector<NamedTensor> replicated_tensors() const;
     std::vector<NamedTensor> gradient_tensors() const;  // "grad.NAME", as summed by end_step()
     void masters_changed();
-    // Collective. Exchanges the masters and their average, with options().averages, and uses the gradients' memory. So
-    // an evaluation between two calls uses the average.
-    void swap_average();
+    // Collective. Until restore_masters(), evaluations use the average of the masters in their place, and the
+    // gradients' memory keeps the masters. Requires options().averages.
+    void use_average();
+    void restore_masters();
 
     // Only model/ uses it.
     GptState& state() { return *state_; }

@@ -38,12 +38,14 @@ struct OptimizerSettings {
     double muon_beta2 = 0.95;     // decay rate of second moments in NorMuon and SOAP-Muon
     int soap_interval = 10;       // steps between updates of SOAP's bases
     bool cautious_decay = false;  // optimizers of matrices: decay only weights that the update also moves towards 0
-    StateDtype state_dtype = StateDtype::fp32;  // of every StateSlot
+    OptimizerDtype state_dtype = OptimizerDtype::fp32;   // of every StateSlot
+    OptimizerDtype master_dtype = OptimizerDtype::fp32;  // of the master weights; bf16 needs GptOptions::precision bf16
     double weight_decay = 0.1;
     double grad_clip = 1.0;    // maximum global gradient norm; 0: no clipping
     TensorGroups groups = {};  // a later group overrides an earlier one
 
-    Dtype state_type() const { return state_dtype == StateDtype::bf16 ? Dtype::bf16 : Dtype::fp32; }
+    Dtype state_type() const { return state_dtype == OptimizerDtype::bf16 ? Dtype::bf16 : Dtype::fp32; }
+    Dtype master_type() const { return master_dtype == OptimizerDtype::bf16 ? Dtype::bf16 : Dtype::fp32; }
     // Returns the first of the selected optimizers without a StateSlot, which ignores state_dtype; or nullopt.
     std::optional<OptimizerKind> without_slots() const;
 };

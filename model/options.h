@@ -33,6 +33,8 @@ struct GptOptions {
     bool deterministic_reduce = false;  // sum gradients in the same order for any number of ranks and micro-steps
     size_t bucket_bytes = 0;            // maximum size of successive blocks' gradients that are reduced together
 
+    // Whether the master weights are the compute weights: they have the same type.
+    bool computes_with_masters() const { return optimizer.master_type() == precision; }
     bool is_sharded() const { return zero_stage > 0 && ranks > 1; }
     // Whether whole gradients exist until the end of the step; if not, each block's are reduced as soon as they are
     // complete.

@@ -33,16 +33,19 @@ std::string plan_row(const std::string& name, size_t bytes) {
 size_t saved_bytes(const GptOptions& options) {
     const TensorLayout layout = lay_out_tensors(options.shape, options.ranks, options.bucket_bytes / sizeof(float));
     const UpdateLayout update = lay_out_update(options, layout);
-    size_t elements = 0, slots = 0;
+    size_t masters = 0, slots = 0, elements = 0;
     for (size_t i = 0; i < layout.tensors.size(); i++) {
         const size_t count = part_of(layout, layout.tensors[i], options.rank).count;
-        elements += count * (1 + options.averages), slots += count * update.row_of(i).slots.size();
+        masters += count, slots += count * update.row_of(i).slots.size();
+        if (options.averages) elements += count;
     }
     for (const Matrix& matrix : lay_out_matrices(layout))
         for (const MatrixSlot& slot : update.row_of(size_t(matrix.tensor)).matrix_slots)
             if (matrix.owner == options.rank) elements += slot_elements(slot, matrix);
     if (options.rank == 0) elements += factor_elements(options, layout, update);
-    return elements * sizeof(float) + slots * size_of(options.optimizer.state_type());
+    const OptimizerSettings& optimizer = options.optimizer;
+    return masters * size_of(optimizer.master_type()) + slots * size_of(optimizer.state_type()) +
+           elements * sizeof(float);
 }
 
 std::string plan_table(const GptOptions& options) {

@@ -70,9 +70,10 @@ View in_slot(const TensorLayout& layout, const BucketSlot* slots, const Tensor& 
 
 void place_parameters(GptState& s, Arena& arena) {
     const Dtype precision = s.options.precision;
-    s.master = arena.take<float>("master weights", "master", owned_elements(s));
-    s.own_param = precision == Dtype::fp32 ? View(s.master)
-                                           : arena.take("compute weights", "own_param", owned_elements(s), precision);
+    s.master = arena.take("master weights", "master", owned_elements(s), s.options.optimizer.master_type());
+    s.own_param = s.options.computes_with_masters()
+                      ? s.master
+                      : arena.take("compute weights", "own_param", owned_elements(s), precision);
     if (s.options.keeps_whole_parameters()) {
         s.param =
             s.options.is_sharded() ? arena.take("compute weights", "param", s.layout.elements, precision) : s.own_param;

@@ -45,8 +45,8 @@ struct GptState {
     OpStream stream;
     DeviceBuffer memory;  // the single allocation of all device arrays
 
-    float* master = nullptr;     // owned, flat FP32 parameters
-    View own_param;              // owned, compute copy; the master itself in fp32
+    View master;                 // owned, flat parameters
+    View own_param;              // owned, compute copy; the masters if options.computes_with_masters()
     float* average = nullptr;    // owned, of the masters; null without options.averages
     float* own_grad = nullptr;   // owned, read by the update
     View param;                  // flat, whole; null if slots replace it

@@ -84,7 +84,7 @@ OpNote note_of(const ops::Chunk* chunks, int n_chunks, const GptState& s) {
 }
 
 // As ops::ElementwiseUpdate::param.
-View rounded_masters(const GptState& s) { return s.options.precision == Dtype::fp32 ? View() : s.own_param; }
+View rounded_masters(const GptState& s) { return s.options.computes_with_masters() ? View() : s.own_param; }
 
 ops::ElementwiseUpdate elementwise_update(const GptState& s, const RuleState& rule) {
     ops::ElementwiseUpdate op{.rule = rule.rule,

@@ -75,9 +75,11 @@ void show_sample(TrainingRun& run) {
 
 }  // namespace
 
-// Exchanges the weights and their average, if the run keeps one.
-static void swap_average(TrainingRun& run) {
-    if (run.gpt.options().averages) run.gpt.swap_average();
+static void use_average(TrainingRun& run) {
+    if (run.gpt.options().averages) run.gpt.use_average();
+}
+static void restore_masters(TrainingRun& run) {
+    if (run.gpt.options().averages) run.gpt.restore_masters();
 }
 
 bool evaluate_if_due(TrainingRun& run, bool must_stop) {
@@ -89,15 +91,15 @@ bool evaluate_if_due(TrainingRun& run, bool must_stop) {
     if (!asks && !samples) return true;
     progress.evaluation_is_due |= must_stop;
     if (must_stop) return false;
-    swap_average(run);
+    use_average(run);
     try {
         if (asks && run.val_loader) validate(run);
         if (asks && !run.questions.empty()) ask_questions(run);
         if (samples) show_sample(run);
-        swap_average(run);
+        restore_masters(run);
         return true;
     } catch (const Stopped&) {
-        swap_average(run);
+        restore_masters(run);
         progress.best = best_before;
         progress.evaluation_is_due = true;
         return false;

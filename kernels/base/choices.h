@@ -66,9 +66,9 @@ constexpr auto names_of(OptimizerKind) {
                       "lars",  "adafactor", "muon", "normuon", "soap",    "soap_muon"};
 }
 
-// The storage type of the optimizers' state. bf16 is rounded stochastically.
-enum class StateDtype : int { fp32, bf16 };
-constexpr auto names_of(StateDtype) { return std::array{"fp32", "bf16"}; }
+// The storage type of the master weights or of the optimizers' state. bf16 is rounded stochastically.
+enum class OptimizerDtype : int { fp32, bf16 };
+constexpr auto names_of(OptimizerDtype) { return std::array{"fp32", "bf16"}; }
 
 // The polynomials by which Muon orthogonalizes a matrix, and the scale of the result.
 enum class MuonIteration : int { newton_schulz, polar_express };

@@ -13,19 +13,19 @@ inline uint64_t rounding_key(uint64_t seed, uint64_t number) {
     return uint64_t(random.word[1]) << 32 | random.word[0];
 }
 
-// The random bits of a tensor's elements in one update. Philox has 20 multiplications per 4 words, so it only keys a
-// hash with 2 per word: two rounds of multiply and shift with the constants of Wellons' search for functions whose
-// output bits all depend on all input bits (https://github.com/skeeto/hash-prospector, 2018: 16 21f0aaad 15 d35a2d97
-// 15).
+// The random bits of a tensor's elements in one update, for the optimizer's state or for the master weights. Philox has
+// 20 multiplications per 4 words, so it only keys a hash with 2 per word: two rounds of multiply and shift with the
+// constants of Wellons' search for functions whose output bits all depend on all input bits
+// (https://github.com/skeeto/hash-prospector, 2018: 16 21f0aaad 15 d35a2d97 15).
 struct RoundingBits {
     uint32_t before, between;  // added before the hash, and between its rounds
 
-    HOST_DEVICE RoundingBits(uint64_t key, int tensor) {
+    HOST_DEVICE RoundingBits(uint64_t key, int tensor, bool of_master = false) {
         const Philox random = philox(key, uint64_t(RandomPurpose::rounding) << 32, uint64_t(tensor));
-        before = random.word[0], between = random.word[1];
+        before = random.word[of_master ? 2 : 0], between = random.word[of_master ? 3 : 1];
     }
-    // The bits of an element: 16 for each array of state, the first in the low half. element: in the tensor, modulo
-    // 2^32, so elements at that distance share bits.
+    // The bits of an element: 16 for each array of state, the first in the low half; masters use the low half. element:
+    // in the tensor, modulo 2^32, so elements at that distance share bits.
     HOST_DEVICE uint32_t of(uint32_t element) const {
         uint32_t x = element + before;
         x = (x ^ x >> 16) * 0x21f0aaadu + between;

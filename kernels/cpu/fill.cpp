@@ -52,12 +52,12 @@ void scaled_add(const ScaledAdd& op, Stream) {
 }
 
 void cast(const Cast& op, Stream) {
-    dispatch("cast", {op.out}, [&]<class T>() {
+    dispatch("cast", op.out, op.inp, [&]<class Out, class In>() {
         parallel_blocks(op.count, kBlock, [&](size_t begin, size_t end) {
-            T* out = op.out.as<T>();
-            const float* inp = op.inp;
+            Out* out = op.out.template as<Out>();
+            const In* inp = op.inp.template as<In>();
 #pragma omp simd
-            for (size_t i = begin; i < end; i++) out[i] = from_float<T>(inp[i]);
+            for (size_t i = begin; i < end; i++) out[i] = from_float<Out>(to_float(inp[i]));
         });
     });
 }

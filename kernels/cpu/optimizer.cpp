@@ -13,9 +13,11 @@ namespace ops {
 
 namespace {
 
-// Rounds a chunk of the master weights to the compute weights, while it is in the cache.
-template <class T> void store_param(T* param, const float* master, const Chunk& chunk) {
-    if (!param) return;
+// Rounds a chunk of FP32 master weights to the compute weights, while it is in the cache.
+template <class T> void store_param(View to, View from, const Chunk& chunk) {
+    if (!to) return;
+    T* param = to.as<T>();
+    const float* master = from.as<float>();
 #pragma omp simd
     for (int i = 0; i < chunk.count; i++) param[chunk.begin + i] = from_float<T>(master[chunk.begin + i]);
 }
@@ -35,29 +37,30 @@ template <class Op, class Body> void for_chunks(const Op& op, Body&& body) {
     parallel_blocks(op.n_chunks, 1, [&](size_t i, size_t) { body(op.chunks[i]); });
 }
 
-template <class Rule, class State> void update_chunk(const ElementwiseUpdate& op, const Chunk& chunk) {
+template <class Rule, class State, class Master> void update_chunk(const ElementwiseUpdate& op, const Chunk& chunk) {
     const UpdateScalars s = scalars_of(op, chunk);
-    const RoundingBits random(s.rounding_key, chunk.tensor);
+    const RoundingBits random(s.rounding_key, chunk.tensor), random_master(s.rounding_key, chunk.tensor, true);
     const float grad_scale = op.grad_norm->scale;
-    float* master = op.master + chunk.begin;
+    Master* master = op.master.as<Master>() + chunk.begin;
     State* states[Rule::kStates];
     for (int k = 0; k < Rule::kStates; k++) states[k] = op.state[k].template as<State>() + chunk.state_begin;
     const float* grad = op.grad + chunk.begin;
 #pragma omp simd
     for (int i = 0; i < chunk.count; i++) {
-        float state[Rule::kStates];
+        float weight = to_float(master[i]), state[Rule::kStates];
         for (int k = 0; k < Rule::kStates; k++) state[k] = to_float(states[k][i]);
-        Rule::update(s, grad[i] * grad_scale, master[i], state);
+        Rule::update(s, grad[i] * grad_scale, weight, state);
+        master[i] = round_stochastically<Master>(weight, random_master.of(chunk.first + uint32_t(i)) & 0xffffu);
         const uint32_t bits = random.of(chunk.first + uint32_t(i));
         for (int k = 0; k < Rule::kStates; k++)
             states[k][i] = round_stochastically<State>(state[k], bits >> 16 * k & 0xffffu);
     }
 }
 
-template <class Rule, class State> void sum_chunk(const TrustSums& op, const Chunk& chunk) {
+template <class Rule, class State, class Master> void sum_chunk(const TrustSums& op, const Chunk& chunk) {
     const UpdateScalars s = op.scalars[chunk.group];
     const float grad_scale = op.grad_norm->scale;
-    const float* master = op.master + chunk.begin;
+    const Master* master = op.master.as<Master>() + chunk.begin;
     const State* states[Rule::kStates];
     for (int k = 0; k < Rule::kStates; k++) states[k] = op.state[k].template as<State>() + chunk.state_begin;
     const float* grad = op.grad + chunk.begin;
@@ -66,8 +69,9 @@ template <class Rule, class State> void sum_chunk(const TrustSums& op, const Chu
     for (int i = 0; i < chunk.count; i++) {
         float state[Rule::kStates];
         for (int k = 0; k < Rule::kStates; k++) state[k] = to_float(states[k][i]);
-        const double direction = Rule::direction(s, grad[i] * grad_scale, master[i], state);
-        weights += double(master[i]) * double(master[i]);
+        const float weight = to_float(master[i]);
+        const double direction = Rule::direction(s, grad[i] * grad_scale, weight, state);
+        weights += double(weight) * double(weight);
         directions += direction * direction;
     }
     op.out[2 * chunk.index] = weights, op.out[2 * chunk.index + 1] = directions;
@@ -92,14 +96,17 @@ template <class T, class State> void direct_chunk(const MomentumDirection& op, c
     }
 }
 
-template <class T> void apply_chunk(const ApplyDirection& op, const Chunk& chunk) {
+template <class T, class Master> void apply_chunk(const ApplyDirection& op, const Chunk& chunk) {
+    const RoundingBits random(op.scalars[chunk.group].rounding_key, chunk.tensor, true);
     const float keep = op.scalars[chunk.group].keep;
     const float step = step_of(op, chunk);
-    float* master = op.master + chunk.begin;
+    Master* master = op.master.as<Master>() + chunk.begin;
     const T* direction = op.direction.as<T>() + chunk.state_begin;
 #pragma omp simd
-    for (int i = 0; i < chunk.count; i++)
-        master[i] = stepped(keep, op.cautious, step, to_float(direction[i]), master[i]);
+    for (int i = 0; i < chunk.count; i++) {
+        const float weight = stepped(keep, op.cautious, step, to_float(direction[i]), to_float(master[i]));
+        master[i] = round_stochastically<Master>(weight, random.of(chunk.first + uint32_t(i)) & 0xffffu);
+    }
 }
 
 // Calls body(row, col, i, count) for the piece of each row in a chunk: its first column, its first element in the
@@ -141,19 +148,20 @@ void add_chunk(const FactorSums& op, const Chunk& chunk, double unit) {
             add_exactly(op.cols + 2 * (layer.first_col + col), col_high[col], col_low[col]);
 }
 
-void direct_chunk(const FactoredDirection& op, const Chunk& chunk) {
+template <class Master> void direct_chunk(const FactoredDirection& op, const Chunk& chunk) {
     const FactorLayer& layer = op.layers[chunk.layer];
     const UpdateScalars s = op.scalars[chunk.group];
     const float grad_scale = op.grad_norm->scale;
     double weights = 0, directions = 0;
     for_rows(chunk, layer, [&](size_t row, size_t col, int first, int count) {
         const float factor = AdafactorRule::row_factor(s, layer, op.row_v[layer.first_row + row], op.mean[chunk.layer]);
-        const float *col_v = op.col_v + layer.first_col + col, *master = op.master + chunk.begin + first;
+        const float* col_v = op.col_v + layer.first_col + col;
+        const Master* master = op.master.as<Master>() + chunk.begin + first;
         float* grad = op.grad + chunk.begin + first;
 #pragma omp simd reduction(+ : weights, directions)
         for (int i = 0; i < count; i++) {
             grad[i] = AdafactorRule::direction(s, grad[i] * grad_scale, factor * col_v[i]);
-            weights += double(master[i]) * double(master[i]);
+            weights += double(to_float(master[i])) * double(to_float(master[i]));
             directions += double(grad[i]) * double(grad[i]);
         }
     });
@@ -187,19 +195,21 @@ void grad_norm_finish(const GradNormFinish& op, Stream) {
 }
 
 void elementwise_update(const ElementwiseUpdate& op, Stream) {
-    dispatch("elementwise_update", op.param.dtype, [&]<class T>() {
+    dispatch_weights("elementwise_update", op.master, op.param, [&]<class Master, class Param>() {
         dispatch(op.rule, op.state, [&]<class Rule, class State>() {
             for_chunks(op, [&](const Chunk& chunk) {
-                update_chunk<Rule, State>(op, chunk);
-                store_param(op.param.template as<T>(), op.master, chunk);
+                update_chunk<Rule, State, Master>(op, chunk);
+                store_param<Param>(op.param, op.master, chunk);
             });
         });
     });
 }
 
 void trust_sums(const TrustSums& op, Stream) {
-    dispatch_layerwise(op.rule, op.state, [&]<class Rule, class State>() {
-        for_chunks(op, [&](const Chunk& chunk) { sum_chunk<Rule, State>(op, chunk); });
+    dispatch_state("trust_sums", op.master.dtype, [&]<class Master>() {
+        dispatch_layerwise(op.rule, op.state, [&]<class Rule, class State>() {
+            for_chunks(op, [&](const Chunk& chunk) { sum_chunk<Rule, State, Master>(op, chunk); });
+        });
     });
 }
 
@@ -238,7 +248,9 @@ void factor_moments(const FactorMoments& op, Stream) {
 }
 
 void factored_direction(const FactoredDirection& op, Stream) {
-    for_chunks(op, [&](const Chunk& chunk) { direct_chunk(op, chunk); });
+    dispatch_state("factored_direction", op.master.dtype, [&]<class Master>() {
+        for_chunks(op, [&](const Chunk& chunk) { direct_chunk<Master>(op, chunk); });
+    });
 }
 
 void momentum_direction(const MomentumDirection& op, Stream) {
@@ -250,10 +262,12 @@ void momentum_direction(const MomentumDirection& op, Stream) {
 }
 
 void apply_direction(const ApplyDirection& op, Stream) {
-    dispatch("apply_direction", op.param, op.direction, [&]<class Param, class T>() {
-        for_chunks(op, [&](const Chunk& chunk) {
-            apply_chunk<T>(op, chunk);
-            store_param(op.param.template as<Param>(), op.master, chunk);
+    dispatch_weights("apply_direction", op.master, op.param, [&]<class Master, class Param>() {
+        dispatch("apply_direction", {op.direction}, [&]<class T>() {
+            for_chunks(op, [&](const Chunk& chunk) {
+                apply_chunk<T, Master>(op, chunk);
+                store_param<Param>(op.param, op.master, chunk);
+            });
         });
     });
 }

@@ -8,6 +8,7 @@
 #include "kernels/cuda/reduce.cuh"
 #include "kernels/cuda/vector.cuh"
 #include "kernels/ops.h"
+#include "kernels/shared/dispatch.h"
 #include "kernels/shared/update_rules.h"
 
 namespace ops {
@@ -92,14 +93,14 @@ struct DirectionShared {
     double weights[kWarps], directions[kWarps];
 };
 
-__global__ void __launch_bounds__(kThreads) factored_direction_kernel(FactoredDirection op) {
+template <class Master> __global__ void __launch_bounds__(kThreads) factored_direction_kernel(FactoredDirection op) {
     if (op.grad_norm->non_finite_tensor >= 0) return;
     DirectionShared& shared = shared_memory<DirectionShared>();
     const Chunk chunk = op.chunks[blockIdx.x];
     const FactorLayer layer = op.layers[chunk.layer];
     const UpdateScalars s = op.scalars[chunk.group];
     const float grad_scale = op.grad_norm->scale, mean = op.mean[chunk.layer];
-    const float* master = op.master + chunk.begin;
+    const Master* master = op.master.as<Master>() + chunk.begin;
     float* grad = op.grad + chunk.begin;
     const size_t first = chunk.begin - size_t(layer.begin);
     const float* row_v = op.row_v + layer.first_row + first / size_t(layer.cols);
@@ -111,7 +112,8 @@ __global__ void __launch_bounds__(kThreads) factored_direction_kernel(FactoredDi
         const float factor = AdafactorRule::row_factor(s, layer, row_v[row], mean);
         const float direction = AdafactorRule::direction(s, grad[i] * grad_scale, factor * col_v[col]);
         grad[i] = direction;
-        weights = fma(double(master[i]), double(master[i]), weights);
+        const double weight = double(to_float(master[i]));
+        weights = fma(weight, weight, weights);
         directions = fma(double(direction), double(direction), directions);
     }
     weights = block_sum(weights, shared.weights);
@@ -134,8 +136,11 @@ void factor_moments(const FactorMoments& op, Stream stream) {
 
 void factored_direction(const FactoredDirection& op, Stream stream) {
     if (op.n_chunks <= 0) return;
-    launch(factored_direction_kernel,
-           {"factored_direction", blocks_for(size_t(op.n_chunks), 1), kThreads, sizeof(DirectionShared)}, stream, op);
+    dispatch_state("factored_direction", op.master.dtype, [&]<class Master>() {
+        launch(factored_direction_kernel<Master>,
+               {"factored_direction", blocks_for(size_t(op.n_chunks), 1), kThreads, sizeof(DirectionShared)}, stream,
+               op);
+    });
 }
 
 }  // namespace ops

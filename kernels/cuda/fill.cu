@@ -37,9 +37,10 @@ template <bool kAligned> __device__ Floats<float, kSize> values_at(const Add& op
     return sum;
 }
 
-template <bool kAligned> __device__ Floats<float, kSize> values_at(const Cast& op, size_t i) {
-    const float* __restrict__ inp = op.inp;
-    return unpack(load_some<kAligned>(inp + i, op.count - i));
+template <class In> struct TypedCast : Cast {};
+
+template <bool kAligned, class In> __device__ Floats<float, kSize> values_at(const TypedCast<In>& op, size_t i) {
+    return unpack(load_some<kAligned, In, kSize>(op.inp.template as<In>() + i, op.count - i)).template as<float>();
 }
 
 template <class A, class B> struct TypedScaledAdd : ScaledAdd {};
@@ -87,7 +88,8 @@ void scaled_add(const ScaledAdd& op, Stream stream) {
 }
 
 void cast(const Cast& op, Stream stream) {
-    dispatch("cast", {op.out}, [&]<class T>() { launch_flat<T>("cast", op, {op.inp}, stream); });
+    dispatch("cast", op.out, op.inp,
+             [&]<class Out, class In>() { launch_flat<Out>("cast", TypedCast<In>{op}, {op.inp}, stream); });
 }
 
 }  // namespace ops

@@ -1,8 +1,8 @@
 // Updates of all chunks in one launch: 2 blocks per chunk, packs of 4 elements, each array read and written once. Moved
-// per element: AdamW 28 bytes (master, m and v both ways, grad once; 20 with state in bf16), SGD 20, plus 2 for a
-// 16-bit parameter; momentum_direction and apply_direction 14 and 12 with 16-bit arrays. Numerics: float, with the same
-// roundings as on the CPU and IEEE division and square root. If a gradient is not finite (grad_norm), every block
-// returns.
+// per element: AdamW 28 bytes (master, m and v both ways, grad once; 20 with state in bf16, 16 with masters in bf16
+// too), SGD 20, plus 2 for a 16-bit parameter; momentum_direction and apply_direction 14 and 12 with 16-bit arrays.
+// Numerics: float, with the same roundings as on the CPU and IEEE division and square root. If a gradient is not finite
+// (grad_norm), every block returns.
 
 #include "kernels/base/rounding.h"
 #include "kernels/cuda/reduce.cuh"
@@ -48,32 +48,31 @@ template <class... T> __device__ bool is_aligned(const T*... arrays) {
     return ((reinterpret_cast<uintptr_t>(arrays) % (kSize * sizeof(T)) == 0) && ...);
 }
 
-// State as floats.
-template <bool kWhole, class State> __device__ Four load_state(const State* from, int available) {
-    return unpack(load_pack<kWhole, State, kSize>(from, available)).template as<float>();
+// Master weights or state as floats.
+template <bool kWhole, class T> __device__ Four load_floats(const T* from, int available) {
+    return unpack(load_pack<kWhole, T, kSize>(from, available)).template as<float>();
 }
 
-// Stores array `k` of the state, rounded with random bits. first: the first element in the tensor.
-template <bool kWhole, class State>
-__device__ void store_state(State* to, const Four& values, const RoundingBits& random, uint32_t first, int k,
-                            int available) {
-    Elements<State, kSize> stored;
+// Stores master weights or array `k` of the state, rounded with random bits. first: the first element in the tensor.
+template <bool kWhole, class T>
+__device__ void store_rounded(T* to, const Four& values, const RoundingBits& random, uint32_t first, int k,
+                              int available) {
+    Elements<T, kSize> stored;
 #pragma unroll
     for (int i = 0; i < kSize; i++)
-        stored.value[i] =
-            round_stochastically<State>(values.value[i], random.of(first + uint32_t(i)) >> 16 * k & 0xffffu);
-    store_pack<kWhole>(to, std::bit_cast<Pack<State, kSize>>(stored), available);
+        stored.value[i] = round_stochastically<T>(values.value[i], random.of(first + uint32_t(i)) >> 16 * k & 0xffffu);
+    store_pack<kWhole>(to, std::bit_cast<Pack<T, kSize>>(stored), available);
 }
 
 // One chunk's part of the arrays.
-template <class T, class State, int kStates> struct ChunkArrays {
-    float* master;
+template <class Master, class T, class State, int kStates> struct ChunkArrays {
+    Master* master;
     State* state[kStates];
-    T* param;  // null in fp32
+    T* param;  // null without compute weights of their own
     const float* grad;
 
     __device__ ChunkArrays(const ElementwiseUpdate& op, const Chunk& chunk)
-        : master(op.master + chunk.begin),
+        : master(op.master.template as<Master>() + chunk.begin),
           param(op.param ? op.param.template as<T>() + chunk.begin : nullptr),
           grad(op.grad + chunk.begin) {
         for (int k = 0; k < kStates; k++) state[k] = op.state[k].template as<State>() + chunk.state_begin;
@@ -85,20 +84,20 @@ template <class T, class State, int kStates> struct ChunkArrays {
     }
 };
 
-template <class Rule, class T, class State>
+template <class Rule, class Master, class T, class State>
 __global__ void __launch_bounds__(kThreads) elementwise_update_kernel(ElementwiseUpdate op) {
     constexpr int kStates = Rule::kStates;
     const Chunk chunk = chunk_of_block(op);
     const UpdateScalars s = scalars_of(op, chunk);
     const float grad_scale = op.grad_norm->scale;
-    const ChunkArrays<T, State, kStates> arrays(op, chunk);
-    const RoundingBits random(s.rounding_key, chunk.tensor);
+    const ChunkArrays<Master, T, State, kStates> arrays(op, chunk);
+    const RoundingBits random(s.rounding_key, chunk.tensor), random_master(s.rounding_key, chunk.tensor, true);
     for_packs(op.grad_norm, chunk, arrays.are_aligned(), [&]<bool kWhole>(int place, int available) {
         const Four gradient = unpack(load_pack<kWhole>(arrays.grad + place, available));
-        Four master = unpack(load_pack<kWhole>(arrays.master + place, available));
+        Four master = load_floats<kWhole>(arrays.master + place, available);
         Four states[kStates];
 #pragma unroll
-        for (int k = 0; k < kStates; k++) states[k] = load_state<kWhole>(arrays.state[k] + place, available);
+        for (int k = 0; k < kStates; k++) states[k] = load_floats<kWhole>(arrays.state[k] + place, available);
 #pragma unroll
         for (int i = 0; i < kSize; i++) {
             float state[kStates];
@@ -110,9 +109,10 @@ __global__ void __launch_bounds__(kThreads) elementwise_update_kernel(Elementwis
         }
 #pragma unroll
         for (int k = 0; k < kStates; k++)
-            store_state<kWhole>(arrays.state[k] + place, states[k], random, chunk.first + uint32_t(place), k,
-                                available);
-        store_pack<kWhole>(arrays.master + place, pack_floats(master), available);
+            store_rounded<kWhole>(arrays.state[k] + place, states[k], random, chunk.first + uint32_t(place), k,
+                                  available);
+        store_rounded<kWhole>(arrays.master + place, master, random_master, chunk.first + uint32_t(place), 0,
+                              available);
         if (arrays.param) store_pack<kWhole>(arrays.param + place, pack_floats(master.template as<T>()), available);
     });
 }
@@ -122,14 +122,15 @@ struct TrustShared {
 };
 
 // One block per chunk, so that a chunk's sums do not depend on its place in memory.
-template <class Rule, class State> __global__ void __launch_bounds__(kThreads) trust_sums_kernel(TrustSums op) {
+template <class Rule, class State, class Master>
+__global__ void __launch_bounds__(kThreads) trust_sums_kernel(TrustSums op) {
     if (op.grad_norm->non_finite_tensor >= 0) return;
     TrustShared& shared = shared_memory<TrustShared>();
     constexpr int kStates = Rule::kStates;
     const Chunk chunk = op.chunks[blockIdx.x];
     const UpdateScalars s = op.scalars[chunk.group];
     const float grad_scale = op.grad_norm->scale;
-    const float* master = op.master + chunk.begin;
+    const Master* master = op.master.as<Master>() + chunk.begin;
     const float* grad = op.grad + chunk.begin;
     bool aligned = is_aligned(master, grad);
     const State* arrays[kStates];
@@ -140,10 +141,10 @@ template <class Rule, class State> __global__ void __launch_bounds__(kThreads) t
     double weights = 0, directions = 0;
     for_packs(0, chunk.count, aligned, [&]<bool kWhole>(int place, int available) {
         const Four gradient = unpack(load_pack<kWhole>(grad + place, available));
-        const Four weight = unpack(load_pack<kWhole>(master + place, available));
+        const Four weight = load_floats<kWhole>(master + place, available);
         Four states[kStates];
 #pragma unroll
-        for (int k = 0; k < kStates; k++) states[k] = load_state<kWhole>(arrays[k] + place, available);
+        for (int k = 0; k < kStates; k++) states[k] = load_floats<kWhole>(arrays[k] + place, available);
 #pragma unroll
         for (int i = 0; i < kSize; i++) {
             float state[kStates];
@@ -185,30 +186,32 @@ __global__ void __launch_bounds__(kThreads) momentum_direction_kernel(MomentumDi
     for_packs(op.grad_norm, chunk, is_aligned(direction, m, grad), [&]<bool kWhole>(int place, int available) {
         const Four gradient = unpack(load_pack<kWhole>(grad + place, available));
         Four average{}, step;
-        if (m) average = load_state<kWhole>(m + place, available);
+        if (m) average = load_floats<kWhole>(m + place, available);
 #pragma unroll
         for (int i = 0; i < kSize; i++)
             step.value[i] = m ? momentum_step(momentum, op.nesterov, gradient.value[i], grad_scale, average.value[i])
                               : gradient.value[i] * grad_scale;
-        if (m) store_state<kWhole>(m + place, average, random, chunk.first + uint32_t(place), 0, available);
+        if (m) store_rounded<kWhole>(m + place, average, random, chunk.first + uint32_t(place), 0, available);
         store_pack<kWhole>(direction + place, pack_floats(step.template as<T>()), available);
     });
 }
 
-template <class Param, class T> __global__ void __launch_bounds__(kThreads) apply_direction_kernel(ApplyDirection op) {
+template <class Master, class Param, class T>
+__global__ void __launch_bounds__(kThreads) apply_direction_kernel(ApplyDirection op) {
     const Chunk chunk = chunk_of_block(op);
     const float keep = op.scalars[chunk.group].keep;
     const float step = step_of(op, chunk);
-    float* master = op.master + chunk.begin;
+    const RoundingBits random(op.scalars[chunk.group].rounding_key, chunk.tensor, true);
+    Master* master = op.master.as<Master>() + chunk.begin;
     Param* param = op.param ? op.param.template as<Param>() + chunk.begin : nullptr;
     const T* direction = op.direction.template as<T>() + chunk.state_begin;
     for_packs(op.grad_norm, chunk, is_aligned(master, param, direction), [&]<bool kWhole>(int place, int available) {
-        const auto toward = unpack(load_pack<kWhole, T, kSize>(direction + place, available));
-        Four weight = unpack(load_pack<kWhole>(master + place, available));
+        const Four toward = load_floats<kWhole>(direction + place, available);
+        Four weight = load_floats<kWhole>(master + place, available);
 #pragma unroll
         for (int i = 0; i < kSize; i++)
             weight.value[i] = stepped(keep, op.cautious, step, toward.value[i], weight.value[i]);
-        store_pack<kWhole>(master + place, pack_floats(weight), available);
+        store_rounded<kWhole>(master + place, weight, random, chunk.first + uint32_t(place), 0, available);
         if (param) store_pack<kWhole>(param + place, pack_floats(weight.template as<Param>()), available);
     });
 }
@@ -221,18 +224,20 @@ template <class Op> void launch_chunks(void (*kernel)(Op), const char* name, con
 }  // namespace
 
 void elementwise_update(const ElementwiseUpdate& op, Stream stream) {
-    dispatch("elementwise_update", op.param.dtype, [&]<class T>() {
+    dispatch_weights("elementwise_update", op.master, op.param, [&]<class Master, class Param>() {
         dispatch(op.rule, op.state, [&]<class Rule, class State>() {
-            launch_chunks(elementwise_update_kernel<Rule, T, State>, "elementwise_update", op, stream);
+            launch_chunks(elementwise_update_kernel<Rule, Master, Param, State>, "elementwise_update", op, stream);
         });
     });
 }
 
 void trust_sums(const TrustSums& op, Stream stream) {
     if (op.n_chunks <= 0) return;
-    dispatch_layerwise(op.rule, op.state, [&]<class Rule, class State>() {
-        launch(trust_sums_kernel<Rule, State>,
-               {"trust_sums", blocks_for(size_t(op.n_chunks), 1), kThreads, sizeof(TrustShared)}, stream, op);
+    dispatch_state("trust_sums", op.master.dtype, [&]<class Master>() {
+        dispatch_layerwise(op.rule, op.state, [&]<class Rule, class State>() {
+            launch(trust_sums_kernel<Rule, State, Master>,
+                   {"trust_sums", blocks_for(size_t(op.n_chunks), 1), kThreads, sizeof(TrustShared)}, stream, op);
+        });
     });
 }
 
@@ -251,8 +256,10 @@ void momentum_direction(const MomentumDirection& op, Stream stream) {
 }
 
 void apply_direction(const ApplyDirection& op, Stream stream) {
-    dispatch("apply_direction", op.param, op.direction, [&]<class Param, class T>() {
-        launch_chunks(apply_direction_kernel<Param, T>, "apply_direction", op, stream);
+    dispatch_weights("apply_direction", op.master, op.param, [&]<class Master, class Param>() {
+        dispatch("apply_direction", {op.direction}, [&]<class T>() {
+            launch_chunks(apply_direction_kernel<Master, Param, T>, "apply_direction", op, stream);
+        });
     });
 }
 

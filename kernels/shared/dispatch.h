@@ -34,11 +34,11 @@ template <class Body> void dispatch(const char* op, Dtype dtype, Body&& body) {
     fail(Exit::internal, "%s does not support %s", op, name_of(dtype));
 }
 
-// The same for the storage type of an optimizer's state: fp32 or bf16.
+// The same for the storage type of master weights or of an optimizer's state: fp32 or bf16.
 template <class Body> void dispatch_state(const char* op, Dtype dtype, Body&& body) {
     if (dtype == Dtype::fp32) return body.template operator()<float>();
     if (dtype == Dtype::bf16) return body.template operator()<bf16>();
-    fail(Exit::internal, "%s does not support state of type %s", op, name_of(dtype));
+    fail(Exit::internal, "%s does not support master weights or state of type %s", op, name_of(dtype));
 }
 
 template <class Body> void dispatch(const char* op, std::initializer_list<ConstView> arrays, Body&& body) {

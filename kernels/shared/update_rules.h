@@ -219,6 +219,15 @@ template <class Body> void dispatch(OptimizerKind rule, Body&& body) {
     fail(Exit::internal, "elementwise_update: rule %d is not elementwise", int(rule));
 }
 
+// Calls body.operator()<Master, Param>() for the types of the master weights, fp32 or bf16, and of the compute weights.
+// Masters in bf16 are the compute weights.
+template <class Body> void dispatch_weights(const char* op, View master, View param, Body&& body) {
+    if (master.dtype == Dtype::fp32)
+        return dispatch(op, param.dtype, [&]<class Param>() { body.template operator()<float, Param>(); });
+    require(!param, "%s: master weights of type %s and separate compute weights", op, name_of(master.dtype));
+    dispatch_state(op, master.dtype, [&]<class Master>() { body.template operator()<Master, bf16>(); });
+}
+
 // Calls body.operator()<Rule, State>() for a rule and the storage type of its state.
 template <class Array, class Body> void dispatch(OptimizerKind rule, const Array (&state)[kMaxStates], Body&& body) {
     dispatch_state("elementwise_update", storage_type("elementwise_update", {state[0], state[1]}), [&]<class State>() {

@@ -46,10 +46,14 @@ std::string type_and_shape(const NamedTensor& tensor) {
     return name_of(tensor.values.dtype) + (" " + shape_text(tensor.shape));
 }
 
-// Fails unless the requested tensor has the stored type and shape. Requires that its part lies within the tensor.
-void check_wanted(const NamedTensor& wanted, const NamedTensor& stored, const std::string& directory) {
+bool is_of_weights(Dtype type) { return type == Dtype::fp32 || type == Dtype::bf16; }
+
+// Fails unless the requested tensor has the stored shape and type, or a type of weights, if `converts`. Requires that
+// its part lies within the tensor.
+void check_wanted(const NamedTensor& wanted, const NamedTensor& stored, bool converts, const std::string& directory) {
     const char* name = stored.name.c_str();
-    if (type_and_shape(wanted) != type_and_shape(stored))
+    const bool fits = converts && is_of_weights(wanted.values.dtype) && is_of_weights(stored.values.dtype);
+    if (wanted.shape != stored.shape || (wanted.values.dtype != stored.values.dtype && !fits))
         fail(Exit::data, "%s: tensor %s is %s, must be %s", directory, name, type_and_shape(stored),
              type_and_shape(wanted));
     const size_t elements = elements_of(stored);
@@ -61,20 +65,21 @@ void check_wanted(const NamedTensor& wanted, const NamedTensor& stored, const st
 // The part of a requested tensor that a piece contains: its bytes in the file and their destination on the device.
 struct Overlap {
     size_t begin, end;  // offsets in the file
-    char* to;
+    Dtype type;         // in the file
+    View to;
 };
 
-std::optional<Overlap> overlap_of(const NamedTensor& wanted, const Piece& piece) {
+std::optional<Overlap> overlap_of(const NamedTensor& wanted, Dtype type, const Piece& piece) {
     const size_t begin = std::max(piece.first, wanted.first);
     const size_t end = std::min(piece.first + piece.count, wanted.first + wanted.count);
-    const size_t element = size_of(wanted.values.dtype);
+    const size_t element = size_of(type);
     if (begin >= end) return std::nullopt;
     return Overlap{piece.file_offset + (begin - piece.first) * element,
-                   piece.file_offset + (end - piece.first) * element,
-                   static_cast<char*>(wanted.values.from(begin - wanted.first).data)};
+                   piece.file_offset + (end - piece.first) * element, type, wanted.values.from(begin - wanted.first)};
 }
 
-// Copies bytes of one shard file to the device block by block, and verifies the checksum of each block.
+// Copies parts of one shard file to the device block by block, converts weights to the type there, and verifies the
+// checksum of each block. Elements do not straddle blocks, because a file's tensors are aligned to their types.
 class VerifiedCopy {
 public:
     VerifiedCopy(const InputFile& file, const ShardFile& shard) : file_(file), shard_(shard) {}
@@ -83,12 +88,21 @@ public:
         for (size_t at = part.begin; at < part.end;) {
             if (at < begin_ || at >= end_) read_block(at / kBlockBytes);
             const size_t bytes = std::min(part.end, end_) - at;
-            copy_to_device(part.to + (at - part.begin), block_.data() + (at - begin_), bytes, Stream{});
+            copy_elements(part, at, bytes);
             at += bytes;
         }
     }
 
 private:
+    void copy_elements(const Overlap& part, size_t at, size_t bytes) const {
+        const std::byte* from = block_.data() + (at - begin_);
+        const View to = part.to.from((at - part.begin) / size_of(part.type));
+        if (part.type == to.dtype) return copy_to_device(to.data, from, bytes, Stream{});
+        std::vector<float> values(bytes / size_of(part.type));
+        for (size_t i = 0; i < values.size(); i++) values[i] = float(element({from, part.type}, i));
+        set_floats(to, values.data(), values.size());
+    }
+
     void read_block(size_t block) {
         begin_ = block * kBlockBytes;
         end_ = begin_ + read_verified_block(file_, shard_, block, block_.data());
@@ -114,7 +128,7 @@ void Checkpoint::load(const std::vector<NamedTensor>& tensors, OtherTensors othe
         const char* name = tensor.name.c_str();
         require(wanted.emplace(tensor.name, &tensor).second, "tensor %s is requested twice", name);
         if (!stored.contains(tensor.name)) fail(Exit::data, "%s has no tensor %s", directory_, name);
-        check_wanted(tensor, *stored[tensor.name], directory_);
+        check_wanted(tensor, *stored[tensor.name], others == OtherTensors::ignore, directory_);
     }
     for (const auto& [name, tensor] : stored)
         if (others == OtherTensors::refuse && !wanted.contains(name))
@@ -124,7 +138,8 @@ void Checkpoint::load(const std::vector<NamedTensor>& tensors, OtherTensors othe
         for (const Piece& piece : manifest_.shards[i].pieces) {
             const auto tensor = wanted.find(piece.tensor);
             if (tensor == wanted.end()) continue;
-            if (const auto part = overlap_of(*tensor->second, piece)) source.copy(*part);
+            const Dtype type = stored[piece.tensor]->values.dtype;
+            if (const auto part = overlap_of(*tensor->second, type, piece)) source.copy(*part);
         }
     }
 }

@@ -141,7 +141,8 @@ public:
 
     // Copies this rank's part of each tensor to the device, and verifies the checksums again while reading. Before the
     // first copy, fails with Exit::data, naming the tensor, if a listed tensor is missing or has another type or shape,
-    // or, unless others are ignored (to load only the weights), if the checkpoint has other tensors.
+    // or if the checkpoint has other tensors. If others are ignored, to load only the weights, their types may differ,
+    // too: fp32 is rounded to bf16, bf16 becomes fp32.
     void load(const std::vector<NamedTensor>& tensors, OtherTensors others = OtherTensors::refuse) const;
 
 private:

@@ -6,7 +6,6 @@
 #include <filesystem>
 #include <set>
 
-#include "kernels/device.h"
 #include "runtime/checkpoint/fields.h"
 #include "runtime/checkpoint/manifest.h"
 #include "runtime/io/files.h"
@@ -155,7 +154,7 @@ std::string bytes_as(Dtype type, const std::vector<float>& values) {
     return bytes;
 }
 
-size_t file_bytes(const NamedTensor& tensor, Dtype type) { return bytes_of(tensor) / sizeof(float) * size_of(type); }
+size_t file_bytes(const NamedTensor& tensor, Dtype type) { return elements_of(tensor) * size_of(type); }
 
 // The header: its length, then JSON padded with spaces to a multiple of 8 bytes, as the format requires.
 std::string make_header(const std::vector<NamedTensor>& tensors, Dtype type) {
@@ -318,20 +317,17 @@ std::vector<std::string> write_safetensors_directory(const std::string& director
 }
 
 std::vector<float> file_values(const NamedTensor& tensor) {
-    std::vector<float> values(elements_of(tensor));
-    require(tensor.values.dtype == Dtype::fp32, "%s is not FP32", tensor.name);
-    require((tensor.values || values.empty()) && tensor.first == 0 && tensor.count >= values.size(),
+    const size_t count = elements_of(tensor);
+    require((tensor.values || count == 0) && tensor.first == 0 && tensor.count >= count,
             "tensor %s is not completely on this rank", tensor.name);
-    copy_to_host(values.data(), tensor.values.data, values.size() * sizeof(float), Stream{});
-    synchronize(Stream{});
+    const std::vector<float> values = floats_of(tensor.values, count);
     return tensor.transposed ? transpose(values, tensor.shape.at(1), tensor.shape.at(0)) : values;
 }
 
 void set_file_values(const NamedTensor& tensor, std::vector<float> values) {
-    require(tensor.values.dtype == Dtype::fp32, "%s is not FP32", tensor.name);
     require(values.size() == elements_of(tensor), "%s: %zu values for %zu elements", tensor.name, values.size(),
             elements_of(tensor));
     if (tensor.count == 0) return;
     if (tensor.transposed) values = transpose(values, tensor.shape.at(0), tensor.shape.at(1));
-    copy_to_device(tensor.values.data, values.data() + tensor.first, tensor.count * sizeof(float), Stream{});
+    set_floats(tensor.values, values.data() + tensor.first, tensor.count);
 }

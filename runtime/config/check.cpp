@@ -70,9 +70,12 @@ void check_optimizer(const Config& c, Check& check) {
     check.that(!optimizer_row(c.optim.scalar_name).is_of_matrices(),
                format("optim.scalar_name must be an optimizer of vectors, is \"%s\"", name_of(c.optim.scalar_name)));
     const std::optional<OptimizerKind> without = c.optim.without_slots();
-    check.that(c.optim.state_dtype == StateDtype::fp32 || !without,
+    check.that(c.optim.state_dtype == OptimizerDtype::fp32 || !without,
                format("optim.state_dtype is \"bf16\", but the state of %s is always fp32; set it to \"fp32\"",
                       name_of(without.value_or(c.optim.name))));
+    check.that(
+        c.optim.master_dtype == OptimizerDtype::fp32 || c.train.precision == Dtype::bf16,
+        format("optim.master_dtype \"bf16\" needs train.precision \"bf16\" (is \"%s\")", name_of(c.train.precision)));
 }
 
 // Checks that some limit ends the run, and that the schedule and the validations are compatible with it.

@@ -238,6 +238,9 @@ std::vector<Option> optimizer_options(Config& c) {
         {"optim.state_dtype", &c.optim.state_dtype, kAnything,
          "storage type of the optimizer's state, not of adafactor, soap and soap_muon. bf16: half the memory, rounded "
          "stochastically"},
+        {"optim.master_dtype", &c.optim.master_dtype, kAnything,
+         "storage type of the master weights. bf16: they are the compute weights, rounded stochastically; needs "
+         "train.precision bf16"},
         {"optim.groups", &c.optim.groups, kAnything,
          "tensors with another learning rate (times lr_scale), schedule, weight decay or decay rates of moments; a "
          "later group overrides an earlier one"},

@@ -28,7 +28,7 @@ enum class Effect { result, none };
 struct Option {
     const char* key;  // "section.name"
     std::variant<bool*, int*, int64_t*, uint64_t*, double*, std::string*, DataParts*, TensorGroups*, Ramp*, Dtype*,
-                 Recompute*, OptimizerKind*, StateDtype*, MuonIteration*, MuonScale*, LrSchedule*, AverageKind*,
+                 Recompute*, OptimizerKind*, OptimizerDtype*, MuonIteration*, MuonScale*, LrSchedule*, AverageKind*,
                  OnSpike*, OnNonFinite*, ModelFamily*, ActivationFunction*, NormKind*, PositionKind*, RopeScaling*,
                  AttentionBias*, QkNorm*>
         value;

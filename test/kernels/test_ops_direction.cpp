@@ -148,7 +148,8 @@ template <class Param, class T> void check_apply_direction(bool cautious) {
     std::vector<double> error(arrays.count);  // 0 outside the chunks
     for (const ops::Chunk& chunk : arrays.chunks.host)
         for (size_t e = 0; e < size_t(chunk.count); e++) {
-            const double master = op.master[chunk.begin + e], direction = element(op.direction, chunk.state_begin + e);
+            const double master = element(op.master, chunk.begin + e),
+                         direction = element(op.direction, chunk.state_begin + e);
             const Bounded stepped = ref::apply_element(op.scalars[chunk.group], !cautious || direction * master >= 0,
                                                        Bounded(direction), Bounded(master));
             error[chunk.begin + e] = stepped.error + stored_error_fp32(stepped.value);
@@ -200,7 +201,7 @@ TEMPLATE_TEST_CASE("momentum_direction and apply_direction beyond 2^32 elements"
     Application<T, T> application(true), expected_application(true);
     ops::apply_direction(expected_application.on(device), Stream());
     ops::ApplyDirection far_application = application.on(device);
-    far_application.master -= kFar;
+    far_application.master = application.master.on(device) - kFar;
     if (far_application.param) far_application.param = application.param.on(device) - kFar;
     far_application.direction = application.direction.on(device) - kFar;
     far_application.chunks = application.far_chunks.on(device);

@@ -232,7 +232,7 @@ TEST_CASE("factored_direction", "[ops]") {
                                                             Bounded(double(op.col_v[layer.first_col + place % cols])),
                                                             Bounded(double(op.mean[chunk.layer])));
             error[e] = direction.error + stored_error_fp32(direction.value);
-            sums[0] += double(op.master[e]) * double(op.master[e]), sums[1] += direction.value * direction.value;
+            sums[0] += element(op.master, e) * element(op.master, e), sums[1] += direction.value * direction.value;
             sum_error[size_t(2 * chunk.index) + 1] += (2 * std::abs(direction.value) + error[e]) * error[e];
         }
         for (size_t k = 0; k < 2; k++) sum_error[size_t(2 * chunk.index) + k] += 2 * chunk.count * 0x1p-53 * sums[k];
@@ -241,6 +241,22 @@ TEST_CASE("factored_direction", "[ops]") {
     ref::factored_direction(op);
     check_close(arrays.grad, [&](size_t e) { return error[e]; });
     check_close(arrays.sums, [&](size_t i) { return sum_error[i]; });
+}
+
+TEST_CASE("factored_direction reads masters in bf16", "[ops]") {
+    Factored in_fp32, in_bf16;
+    const OnDevice<float> device;
+    std::vector<float> values = in_fp32.master.host;
+    for (float& value : values) value = to_float(from_float<bf16>(value));
+    Array<float> wide("master", Role::input, values);
+    Array<bf16> narrow("master", Role::input, values);
+    ops::FactoredDirection from_fp32 = in_fp32.direction_on(device), from_bf16 = in_bf16.direction_on(device);
+    from_fp32.master = wide.on(device), from_bf16.master = narrow.on(device);
+    ops::factored_direction(from_fp32, Stream());
+    ops::factored_direction(from_bf16, Stream());
+    check_same_bits(in_bf16.grad, in_fp32.grad.fetch());
+    in_bf16.sums.host = in_fp32.sums.fetch();  // the CPU adds in an order that depends on the type
+    check_close(in_bf16.sums, [&](size_t i) { return ops::kChunkElements * 0x1p-52 * in_bf16.sums.host[i]; });
 }
 
 TEST_CASE("factor_sums, factor_moments and factored_direction do nothing when a gradient is not finite", "[ops]") {

@@ -1,4 +1,4 @@
-// Optimizer state in bf16: stochastic rounding, its random bits, and the ops that round.
+// Optimizer state and master weights in bf16: stochastic rounding, its random bits, and the ops that round.
 #include <cfloat>
 #include <cstddef>
 
@@ -14,6 +14,7 @@ namespace {
 
 constexpr uint32_t kDraws = 1 << 16;
 constexpr uint64_t kSeed = 1234, kUpdate = 17;
+constexpr int kArrays[] = {0, 1, ref::kMasterArray};
 
 uint32_t bits_of(float x) { return std::bit_cast<uint32_t>(x); }
 
@@ -49,7 +50,9 @@ TEST_CASE("round_stochastically keeps NaN", "[numeric]") {
 namespace {
 
 uint32_t random_bits(uint64_t update, int tensor, uint32_t element, int array) {
-    return ops::RoundingBits(ops::rounding_key(kSeed, update), tensor).of(element) >> 16 * array & 0xffffu;
+    const bool of_master = array == ref::kMasterArray;
+    const ops::RoundingBits random(ops::rounding_key(kSeed, update), tensor, of_master);
+    return random.of(element) >> (of_master ? 0 : 16 * array) & 0xffffu;
 }
 
 // Whether numbers of 16 bits are uniform, by Pearson's test of their high and of their low halves: within 6 standard
@@ -81,13 +84,15 @@ template <class Draw> std::vector<uint32_t> drawn(Draw draw) {
 }  // namespace
 
 TEST_CASE("the random bits of stochastic rounding are uniform and uncorrelated", "[numeric]") {
-    for (const int array : {0, 1}) {
+    for (const int array : kArrays) {
         const auto base = drawn([&](uint32_t i) { return random_bits(kUpdate, 3, i, array); });
         check_uniform(base);
         const auto of_updates = drawn([&](uint32_t i) { return random_bits(i + 1, 3, 5, array); });
         check_uniform(of_updates);
         check_uniform(drawn([&](uint32_t i) { return random_bits(kUpdate, int(i), 5, array); }));
-        check_uncorrelated(base, drawn([&](uint32_t i) { return random_bits(kUpdate, 3, i, 1 - array); }));
+        for (const int other : kArrays)
+            if (other != array)
+                check_uncorrelated(base, drawn([&](uint32_t i) { return random_bits(kUpdate, 3, i, other); }));
         check_uncorrelated(base, drawn([&](uint32_t i) { return random_bits(kUpdate + 1, 3, i, array); }));
         check_uncorrelated(base, drawn([&](uint32_t i) { return random_bits(kUpdate, 4, i, array); }));
         check_uncorrelated(of_updates, drawn([&](uint32_t i) { return random_bits(i + 2, 3, 5, array); }));
@@ -101,7 +106,7 @@ TEST_CASE("the random bits of stochastic rounding are those that the documentati
     for (const uint64_t update : {1, 2, 1000000})
         for (const int tensor : {0, 7})
             for (const uint64_t element : {0ull, 1ull, 12345ull, 4294967295ull, 4294967296ull})
-                for (const int array : {0, 1})
+                for (const int array : kArrays)
                     CHECK(random_bits(update, tensor, uint32_t(element), array) ==
                           ref::rounding_bits(kSeed, update, tensor, element, array));
 }
@@ -112,14 +117,14 @@ constexpr OptimizerKind kRules[] = {OptimizerKind::adamw, OptimizerKind::adam,  
                                     OptimizerKind::lion,  OptimizerKind::rmsprop, OptimizerKind::adagrad,
                                     OptimizerKind::lamb,  OptimizerKind::lars};
 
-// The arguments of the ops that update state. State of either type starts with the same numbers, which are bf16's.
-template <class State> struct Update {
+// The arguments of the ops that update state and masters. Both start with the same numbers, bf16's, in either type.
+template <class State, class Master = float> struct Update {
     size_t count = element_count(), state_count = count + state_shift(kTensors);
-    Array<float> master{"master", Role::output, random_values(count, 1)};
+    Array<Master> master{"master", Role::output, numbers_of_bf16(random_values(count, 1))};
     Array<State> first{"state 0", Role::output, numbers_of_bf16(random_values(state_count, 2, 0.1, 0.1))};
     Array<State> second{"state 1", Role::output, numbers_of_bf16(random_values(state_count, 3, 0.01, 0.01))};
     Array<bf16> param{"param", Role::output, nans(count)};
-    Array<float> direction{"direction", Role::output, nans(state_count)};
+    Array<float> direction{"direction", Role::output, random_values(state_count, 5)};
     Array<float> grad{"grad", Role::input, random_values(count, 4, 2)};
     Array<ops::Chunk> chunks{"chunks", Role::input, chunks_of_one_rank()};
     Array<ops::GradNorm> grad_norm{
@@ -130,6 +135,7 @@ template <class State> struct Update {
     Array<float> ratios{"trust ratios", Role::input, std::vector<float>{0.5f, 1.5f, 0.25f, 3, 0.75f, 2}};  // of tensors
     Array<double> sums{"sums", Role::output, std::vector<double>(2 * chunks_of_all_tensors().size())};
 
+    static constexpr bool kHasParam = std::is_same_v<Master, float>;
     static std::vector<double> numbers_of_bf16(std::vector<double> values) {
         for (double& value : values) value = ref::rounded_to_bf16(value, 0);
         return values;
@@ -162,7 +168,7 @@ template <class State> struct Update {
         const bool is_layerwise = rule == OptimizerKind::lamb || rule == OptimizerKind::lars;
         ops::elementwise_update({.rule = rule,
                                  .master = master.on(device),
-                                 .param = param.on(device),
+                                 .param = kHasParam ? View(param.on(device)) : View(),
                                  .state = {first.on(device), n_states > 1 ? View(second.on(device)) : View()},
                                  .grad = grad.on(device),
                                  .chunks = chunks.on(device),
@@ -184,6 +190,18 @@ template <class State> struct Update {
                                  .nesterov = nesterov},
                                 Stream());
     }
+    void apply(bool cautious) {
+        const OnDevice<State> device;
+        ops::apply_direction({.master = master.on(device),
+                              .param = kHasParam ? View(param.on(device)) : View(),
+                              .direction = direction.on(device),
+                              .chunks = chunks.on(device),
+                              .scalars = scalars.on(device),
+                              .grad_norm = grad_norm.on(device),
+                              .n_chunks = int(chunks.host.size()),
+                              .cautious = cautious},
+                             Stream());
+    }
     void measure(OptimizerKind rule) {
         const OnDevice<State> device;
         const bool has_v = rule == OptimizerKind::lamb;
@@ -200,14 +218,15 @@ template <class State> struct Update {
     }
 };
 
-// The state in bf16 must be the state in fp32, rounded with each element's bits in the chunks that the op updates.
+// The array in bf16 must be the array in fp32, rounded with each element's bits in the chunks that the op updates.
 void check_rounded(const Update<float>& exact, const Array<float>& in_fp32, const Array<bf16>& in_bf16, int array) {
     const std::vector<float> values = in_fp32.fetch();
     std::vector<bf16> expected(values.size());
     for (size_t i = 0; i < values.size(); i++) expected[i] = from_float<bf16>(values[i]);
     for (const ops::Chunk& chunk : exact.chunks.host)
         for (size_t e = 0; e < size_t(chunk.count); e++) {
-            const size_t place = chunk.state_begin + e, element = chunk.begin + e - begin_of(chunk.tensor);
+            const size_t place = (array == ref::kMasterArray ? chunk.begin : chunk.state_begin) + e;
+            const size_t element = chunk.begin + e - begin_of(chunk.tensor);
             const uint32_t random = ref::rounding_bits(kSeed, kUpdate, chunk.tensor, element, array);
             expected[place] = from_float<bf16>(float(ref::rounded_to_bf16(values[place], random)));
         }
@@ -229,6 +248,31 @@ TEST_CASE("elementwise_update rounds state in bf16 stochastically, after the ste
     }
 }
 
+TEST_CASE("elementwise_update rounds masters in bf16 stochastically", "[ops]") {
+    for (const OptimizerKind rule : kRules) {
+        INFO(name_of(rule));
+        Update<float> in_fp32;
+        Update<float, bf16> in_bf16;
+        Update<bf16, bf16> both;
+        in_fp32.update(rule), in_bf16.update(rule), both.update(rule);
+        check_rounded(in_fp32, in_fp32.master, in_bf16.master, ref::kMasterArray);
+        check_same_bits(in_bf16.first, in_fp32.first.fetch());
+        check_same_bits(in_bf16.second, in_fp32.second.fetch());
+        check_same_bits(both.master, in_bf16.master.fetch());
+        check_rounded(in_fp32, in_fp32.first, both.first, 0);
+        check_rounded(in_fp32, in_fp32.second, both.second, 1);
+    }
+}
+
+TEST_CASE("apply_direction rounds masters in bf16 stochastically", "[ops]") {
+    for (const bool cautious : {false, true}) {
+        Update<float> in_fp32;
+        Update<float, bf16> in_bf16;
+        in_fp32.apply(cautious), in_bf16.apply(cautious);
+        check_rounded(in_fp32, in_fp32.master, in_bf16.master, ref::kMasterArray);
+    }
+}
+
 TEST_CASE("momentum_direction rounds a momentum in bf16 stochastically", "[ops]") {
     for (const bool nesterov : {false, true}) {
         Update<float> in_fp32;
@@ -239,10 +283,10 @@ TEST_CASE("momentum_direction rounds a momentum in bf16 stochastically", "[ops]"
     }
 }
 
-TEST_CASE("trust_sums reads state in bf16", "[ops]") {
+TEMPLATE_TEST_CASE("trust_sums reads state and masters in bf16", "[ops]", float, bf16) {
     for (const OptimizerKind rule : {OptimizerKind::lamb, OptimizerKind::lars}) {
         Update<float> in_fp32;
-        Update<bf16> in_bf16;
+        Update<bf16, TestType> in_bf16;
         in_fp32.measure(rule), in_bf16.measure(rule);
         in_bf16.sums.host = in_fp32.sums.fetch();  // the CPU adds in an order that depends on the type
         check_close(in_bf16.sums, [&](size_t i) { return ops::kChunkElements * 0x1p-52 * in_bf16.sums.host[i]; });
@@ -295,4 +339,42 @@ TEST_CASE("elementwise_update with state in bf16 follows AdamW's formula in the 
         CHECK(deviation < 0x1p-4);
         CHECK(std::abs(mean) < 4 * deviation / std::sqrt(double(kElements)));
     }
+}
+
+// Rounded to the nearest number, a weight of 1 would not move: its steps of 0.0001 are less than half of the distance
+// between bf16's numbers.
+TEST_CASE("apply_direction with masters in bf16 moves weights in the mean", "[ops]") {
+    constexpr int kElements = 1024, kSteps = 400;
+    Array<bf16> master("master", Role::output, std::vector<float>(kElements, 1.0f));
+    Array<float> direction("direction", Role::input, std::vector<float>(kElements, 1.0f));
+    Array<ops::Chunk> chunks(
+        "chunks", Role::input,
+        std::vector<ops::Chunk>{
+            {.begin = 0, .count = kElements, .tensor = 0, .index = 0, .group = 0, .state_begin = 0}});
+    Array<ops::GradNorm> norm("grad_norm", Role::input, std::vector<ops::GradNorm>{{1, 1, -1, 0}});
+    for (int t = 1; t <= kSteps; t++) {
+        ops::UpdateScalars scalars = Update<bf16>::scalars_of(0.0001f, 0);
+        scalars.rounding_key = ops::rounding_key(kSeed, uint64_t(t));
+        Array<ops::UpdateScalars> group("scalars", Role::input, std::vector<ops::UpdateScalars>{scalars});
+        const OnDevice<bf16> device;
+        ops::apply_direction({.master = master.on(device),
+                              .param = nullptr,
+                              .direction = direction.on(device),
+                              .chunks = chunks.on(device),
+                              .scalars = group.on(device),
+                              .grad_norm = norm.on(device),
+                              .n_chunks = 1,
+                              .cautious = false},
+                             Stream());
+    }
+    double sum = 0, squares = 0;
+    for (const bf16 value : master.fetch()) {
+        const double error = double(to_float(value)) - (1 - 0.0001 * kSteps);
+        sum += error, squares += error * error;
+    }
+    const double mean = sum / kElements, deviation = std::sqrt(squares / kElements - mean * mean);
+    INFO("error of the mean " << mean << ", standard deviation " << deviation);
+    CHECK(deviation > 0x1p-10);
+    CHECK(deviation < 0x1p-5);
+    CHECK(std::abs(mean) < 4 * deviation / std::sqrt(double(kElements)));
 }

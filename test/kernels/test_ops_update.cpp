@@ -188,7 +188,7 @@ template <class T> struct UpdateErrors {
         for (const ops::Chunk& chunk : arrays.chunks.host)
             for (size_t e = 0; e < size_t(chunk.count); e++) {
                 const size_t place = chunk.begin + e, state_place = chunk.state_begin + e;
-                Bounded weight(op.master[place]),
+                Bounded weight(element(op.master, place)),
                     state[] = {arrays.first.host[state_place], arrays.second.host[state_place]};
                 const Bounded g = Bounded(op.grad[place]) * Bounded(op.grad_norm->scale);
                 ops::UpdateScalars scalars = op.scalars[chunk.group];
@@ -276,7 +276,7 @@ TEST_CASE("trust_sums", "[ops]") {
                 Bounded state[ops::kMaxStates];
                 for (int k = 0; k < ops::kMaxStates && op.state[k]; k++)
                     state[k] = op.state[k].as<float>()[chunk.state_begin + e];
-                const Bounded weight = double(op.master[chunk.begin + e]);
+                const Bounded weight = element(op.master, chunk.begin + e);
                 const Bounded g = Bounded(op.grad[chunk.begin + e]) * Bounded(op.grad_norm->scale);
                 const Bounded direction = ref::direction_of_layer(rule, op.scalars[chunk.group], g, weight, state);
                 sums[0] += weight.value * weight.value;
@@ -344,7 +344,7 @@ TEST_CASE("trust_ratios", "[ops]") {
 namespace {
 
 template <class T> ops::ElementwiseUpdate far(ops::ElementwiseUpdate op, const ops::Chunk* far_chunks) {
-    op.master -= kFar, op.grad -= kFar;
+    op.master = op.master.as<float>() - kFar, op.grad -= kFar;
     for (View& state : op.state)
         if (state) state = state.as<float>() - kFar;
     if (op.param) op.param = op.param.template as<T>() - kFar;

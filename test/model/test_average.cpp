@@ -1,6 +1,7 @@
 // The average of the weights.
 #include <cmath>
 
+#include "model/evaluate.h"
 #include "model/gpt.h"
 #include "model/plan.h"
 #include "test/support/catch.h"
@@ -8,17 +9,22 @@
 
 namespace {
 
+constexpr std::pair<Dtype, OptimizerDtype> kTypes[] = {
+    {Dtype::fp32, OptimizerDtype::fp32}, {Dtype::bf16, OptimizerDtype::fp32}, {Dtype::bf16, OptimizerDtype::bf16}};
+
 struct Averaged {
     GptOptions options;
     Gpt gpt;
     std::vector<int> ids;
 
-    explicit Averaged(Dtype precision) : options(options_of(precision)), gpt(options, comm_single()) {
+    explicit Averaged(Dtype precision, OptimizerDtype master = OptimizerDtype::fp32)
+        : options(options_of(precision, master)), gpt(options, comm_single()) {
         gpt.initialize(42);
         ids = nano_tokens(size_t(options.batch) * size_t(options.seq_len) + 1, options.shape.vocab_size);
     }
-    static GptOptions options_of(Dtype precision) {
+    static GptOptions options_of(Dtype precision, OptimizerDtype master) {
         GptOptions options = nano_options(precision);
+        options.optimizer.master_dtype = master;
         options.averages = true;
         return options;
     }
@@ -27,6 +33,10 @@ struct Averaged {
         gpt.forward(ids.data());
         gpt.backward(ids.data() + 1, 1.0f / float(ids.size() - 1));
         return gpt.end_step().loss_sum;
+    }
+    double loss() {
+        const auto next = [&]() -> Batch { return {ids.data(), ids.data() + 1}; };
+        return evaluate(gpt, 1, next, nullptr).loss;
     }
     std::vector<float> average() const {
         std::vector<NamedTensor> tensors;
@@ -39,8 +49,8 @@ struct Averaged {
 }  // namespace
 
 TEST_CASE("the average has the given weight of each step's masters", "[model]") {
-    for (const Dtype precision : {Dtype::fp32, Dtype::bf16}) {
-        Averaged run(precision);
+    for (const auto& [precision, master] : kTypes) {
+        Averaged run(precision, master);
         std::vector<double> expected;
         for (int number = 1; number <= 6; number++) {
             const double weight = number == 1 ? 1 : 0.25;
@@ -64,24 +74,28 @@ TEST_CASE("the average has the given weight of each step's masters", "[model]") 
     }
 }
 
-TEST_CASE("swap_average exchanges the masters and their average, and the passes use the new masters", "[model]") {
-    for (const Dtype precision : {Dtype::fp32, Dtype::bf16}) {
-        Averaged run(precision), other(precision);
+TEST_CASE("passes use the average between use_average and restore_masters", "[model]") {
+    for (const auto& [precision, master] : kTypes) {
+        INFO(name_of(precision) << ", masters " << name_of(master));
+        Averaged run(precision, master), other(precision);
         for (int number = 1; number <= 4; number++) run.step(number, number == 1 ? 1 : 0.1);
         const std::vector<float> masters = values_of(run.gpt.master_tensors()), average = run.average();
         CHECK(!same_bits(masters, average));
-        run.gpt.swap_average();
-        CHECK(same_bits(values_of(run.gpt.master_tensors()), average));
-        CHECK(same_bits(run.average(), masters));
-        // Another model with these masters has the same loss, and steps from the same weights.
+        run.gpt.use_average();
+        // Another model with these masters has the same loss.
         size_t begin = 0;
         for (const NamedTensor& tensor : other.gpt.master_tensors()) {
-            copy_to_device(tensor.values.data, average.data() + begin, tensor.count * sizeof(float), Stream{});
+            set_floats(tensor.values, average.data() + begin, tensor.count);
             begin += tensor.count;
         }
         synchronize(Stream{});
         other.gpt.masters_changed();
-        CHECK(run.step(5, 1) == other.step(1, 1));
+        const double expected = other.loss();
+        CHECK(run.loss() == expected);
+        run.gpt.restore_masters();
+        CHECK(same_bits(values_of(run.gpt.master_tensors()), masters));
+        CHECK(same_bits(run.average(), average));
+        CHECK(run.loss() != expected);
     }
 }
 

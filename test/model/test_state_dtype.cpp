@@ -1,4 +1,4 @@
-// The optimizers' state in bf16.
+// The optimizers' state and the master weights in bf16.
 #include <cmath>
 
 #include "model/gpt.h"
@@ -9,7 +9,7 @@
 
 namespace {
 
-GptOptions options_with(OptimizerKind kind, StateDtype dtype, Dtype precision = Dtype::fp32) {
+GptOptions options_with(OptimizerKind kind, OptimizerDtype dtype, Dtype precision = Dtype::fp32) {
     GptOptions options = nano_options(precision);
     set_optimizer(options.optimizer, kind);
     options.optimizer.state_dtype = dtype;
@@ -31,6 +31,12 @@ template <class Body> void for_optimizers_with_slots(Body body) {
         }
 }
 
+GptOptions with_masters_in_bf16(GptOptions options) {
+    options.precision = Dtype::bf16;
+    options.optimizer.master_dtype = OptimizerDtype::bf16;
+    return options;
+}
+
 bool is_of_slot(const NamedTensor& tensor) { return tensor.name.starts_with("m.") || tensor.name.starts_with("v."); }
 
 }  // namespace
@@ -46,7 +52,8 @@ TEST_CASE("Adafactor, SOAP and SOAP-Muon have no state for state_dtype", "[model
 
 TEST_CASE("state in bf16 has half the memory, in the plan and in checkpoints", "[model]") {
     for_optimizers_with_slots([](OptimizerKind kind) {
-        GptOptions options = options_with(kind, StateDtype::bf16), in_fp32 = options_with(kind, StateDtype::fp32);
+        GptOptions options = options_with(kind, OptimizerDtype::bf16),
+                   in_fp32 = options_with(kind, OptimizerDtype::fp32);
         options.shape.n_embd = in_fp32.shape.n_embd = 51;  // tensors of odd lengths
         const std::vector<MemoryRegion> regions = plan_memory(options), wide = plan_memory(in_fp32);
         REQUIRE(regions.size() == wide.size());
@@ -79,13 +86,13 @@ TEST_CASE("state in bf16 has half the memory, in the plan and in checkpoints", "
 }
 
 TEST_CASE("training with state in bf16 is repeatable and depends on the seed", "[model]") {
-    const GptOptions options = options_with(OptimizerKind::adamw, StateDtype::bf16);
+    const GptOptions options = options_with(OptimizerKind::adamw, OptimizerDtype::bf16);
     GptOptions other_seed = options;
     other_seed.seed++;
     const NanoRun run = train_nano(options, 3);
     CHECK(same_bits(train_nano(options, 3).state, run.state));
     CHECK(!same_bits(train_nano(other_seed, 3).state, run.state));
-    const GptOptions in_fp32 = options_with(OptimizerKind::adamw, StateDtype::fp32);
+    const GptOptions in_fp32 = options_with(OptimizerKind::adamw, OptimizerDtype::fp32);
     GptOptions other_in_fp32 = in_fp32;
     other_in_fp32.seed++;
     CHECK(same_bits(train_nano(other_in_fp32, 3).state, train_nano(in_fp32, 3).state));
@@ -94,8 +101,8 @@ TEST_CASE("training with state in bf16 is repeatable and depends on the seed", "
 TEST_CASE("training with state in bf16 stays close to training with state in fp32", "[model]") {
     for_optimizers_with_slots([](OptimizerKind kind) {
         for (const Dtype precision : {Dtype::fp32, Dtype::bf16}) {
-            const NanoRun wide = train_nano(options_with(kind, StateDtype::fp32, precision), 60),
-                          narrow = train_nano(options_with(kind, StateDtype::bf16, precision), 60);
+            const NanoRun wide = train_nano(options_with(kind, OptimizerDtype::fp32, precision), 60),
+                          narrow = train_nano(options_with(kind, OptimizerDtype::bf16, precision), 60);
             double distance = 0;
             for (size_t step = 0; step < wide.losses.size(); step++)
                 distance = std::max(distance, std::abs(narrow.losses[step] - wide.losses[step]));
@@ -106,4 +113,70 @@ TEST_CASE("training with state in bf16 stays close to training with state in fp3
             CHECK(distance < 0.01);
         }
     });
+}
+
+TEST_CASE("masters in bf16 are the compute weights, in the plan and in checkpoints", "[model]") {
+    for (int kind = 0; kind < int(names_of(OptimizerKind()).size()); kind++) {
+        INFO(name_of(OptimizerKind(kind)));
+        GptOptions in_fp32 = options_with(OptimizerKind(kind), OptimizerDtype::fp32, Dtype::bf16);
+        in_fp32.shape.n_embd = 51;  // tensors of odd lengths
+        const GptOptions options = with_masters_in_bf16(in_fp32);
+        size_t owned = 0;
+        for (const MemoryRegion& region : plan_memory(in_fp32))
+            if (region.name == "own_param") owned = region.bytes;
+        std::vector<MemoryRegion> regions = plan_memory(options), expected = plan_memory(in_fp32);
+        std::erase_if(expected, [](const MemoryRegion& region) { return region.name == "own_param"; });
+        REQUIRE(regions.size() == expected.size());
+        for (size_t i = 0; i < regions.size(); i++) {
+            INFO(regions[i].name);
+            CHECK(regions[i].name == expected[i].name);
+            CHECK(regions[i].bytes == (regions[i].name == "master" ? owned : expected[i].bytes));
+        }
+        Gpt gpt(options, comm_single());
+        size_t saved = 0, masters = 0;
+        for (const NamedTensor& tensor : gpt.saved_tensors()) {
+            INFO(tensor.name);
+            const bool is_master = tensor.name.starts_with("master.");
+            CHECK(saved % size_of(tensor.values.dtype) == 0);
+            CHECK((tensor.values.dtype == Dtype::bf16) == is_master);
+            saved += tensor.count * size_of(tensor.values.dtype), masters += is_master ? tensor.count : 0;
+        }
+        CHECK(saved == saved_bytes(options));
+        CHECK(saved_bytes(in_fp32) - saved == 2 * masters);
+    }
+    CHECK_THROWS_WITH(Gpt(
+                          [] {
+                              GptOptions options = nano_options();
+                              options.optimizer.master_dtype = OptimizerDtype::bf16;
+                              return options;
+                          }(),
+                          comm_single()),
+                      ContainsSubstring("precision fp32"));
+}
+
+TEST_CASE("training with masters in bf16 is repeatable, depends on the seed and starts from the same weights",
+          "[model]") {
+    const GptOptions in_fp32 = options_with(OptimizerKind::muon, OptimizerDtype::bf16, Dtype::bf16);
+    const GptOptions options = with_masters_in_bf16(in_fp32);
+    GptOptions other_seed = options;
+    other_seed.seed++;
+    const NanoRun run = train_nano(options, 3);
+    CHECK(same_bits(train_nano(options, 3).state, run.state));
+    CHECK(!same_bits(train_nano(other_seed, 3).state, run.state));
+    CHECK(run.losses[0] == train_nano(in_fp32, 1).losses[0]);
+}
+
+TEST_CASE("training with masters in bf16 stays close to training with masters in fp32", "[model]") {
+    for (int kind = 0; kind < int(names_of(OptimizerKind()).size()); kind++) {
+        const GptOptions in_fp32 = options_with(OptimizerKind(kind), OptimizerDtype::fp32, Dtype::bf16);
+        const NanoRun wide = train_nano(in_fp32, 60), narrow = train_nano(with_masters_in_bf16(in_fp32), 60);
+        double distance = 0;
+        for (size_t step = 0; step < wide.losses.size(); step++)
+            distance = std::max(distance, std::abs(narrow.losses[step] - wide.losses[step]));
+        INFO(name_of(OptimizerKind(kind))
+             << ": first loss " << wide.losses[0] << ", last " << wide.losses.back() << ", distance " << distance);
+        CHECK(narrow.losses[0] == wide.losses[0]);
+        CHECK(distance > 0);
+        CHECK(distance < 0.05);
+    }
 }

@@ -185,6 +185,28 @@ class FromTextToText(TrainerTest):
         self.train(run_dir="same", model_init_from="run", **changes)
         self.assertEqual(self.weights(1, "new"), self.weights(1, "same"))
 
+    def test_masters_in_bf16_are_exported_exactly_and_converted_by_init_from(self):
+        narrow = dict(train_precision="bf16", optim_master_dtype="bf16")
+        still = dict(train_max_steps=1, optim_learning_rate=0)
+        self.train(train_max_steps=3, **narrow)
+        self.run_trainer("export", "--hf", "run", "hf")
+        for source in ("run", "hf"):  # BF16 to FP32 is exact, so going back to BF16 is, too
+            self.train(run_dir=f"wide_{source}", model_init_from=source, **still)
+            self.train(run_dir=f"narrow_{source}", model_init_from=f"wide_{source}", **still, **narrow)
+        self.assertEqual(self.masters(1, "wide_run"), self.masters(1, "wide_hf"))
+        for source in ("run", "hf"):
+            self.assertEqual(self.masters(1, f"narrow_{source}"), self.masters(3, "run"))
+        self.assertNotEqual(self.masters(1, "wide_run"), self.masters(3, "run"))
+        # FP32 to BF16 rounds to nearest, as export does.
+        self.train(run_dir="fine", train_max_steps=3)
+        self.run_trainer("export", "--hf", "--dtype", "bf16", "fine", "rounded")
+        self.train(run_dir="from_fp32", model_init_from="fine", **still, **narrow)
+        self.train(run_dir="from_bf16", model_init_from="rounded", **still, **narrow)
+        self.assertEqual(self.masters(1, "from_fp32"), self.masters(1, "from_bf16"))
+
+    def masters(self, step, run):
+        return {name: sha for name, sha in self.logical_state(step, run).items() if name.startswith("master.")}
+
     def test_plan_and_initial_weights_check_the_tokenizer(self):
         self.train(train_max_steps=1)
         self.run_trainer("export", "--hf", "run", "hf")

@@ -147,6 +147,12 @@ class Ranks(TrainerTest):
                                    ("lamb", [(2, 2)])):
             self.check_optimizer(optimizer, layouts, optim_state_dtype="bf16")
 
+    def test_masters_in_bf16_have_the_same_bits_for_any_number_of_ranks(self):
+        for optimizer, layouts in (("adamw", [(2, 0), (2, 3), (3, 2), (4, 1)]), ("muon", [(2, 3), (4, 0)]),
+                                   ("adafactor", [(2, 2)])):
+            self.check_optimizer(optimizer, layouts, optim_master_dtype="bf16", train_precision="bf16",
+                                 average_kind="tail", average_tail_fraction=0.5)
+
     def test_muon_exchanges_at_most_4_bytes_per_parameter_and_soap_8(self):
         sent = {}
         for optimizer, stage in itertools.product(("adamw", "soap", "muon"), (0, 1, 3)):

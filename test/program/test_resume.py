@@ -89,6 +89,14 @@ class Resume(TrainerTest):
                 shutil.rmtree(self.dir / "run")
                 shutil.rmtree(self.dir / "cut_7")
 
+    def test_resume_of_masters_in_bf16(self):
+        for optimizer in ("adamw", "soap", "lamb"):
+            with self.subTest(optimizer=optimizer):
+                self.check_every_cut([7], optim_name=optimizer, optim_learning_rate=1e-3, optim_master_dtype="bf16",
+                                     train_precision="bf16", average_kind="tail", average_tail_fraction=0.5)
+                shutil.rmtree(self.dir / "run")
+                shutil.rmtree(self.dir / "cut_7")
+
     def test_a_resume_does_not_convert_the_state(self):
         self.train(train_max_steps=5, schedule_name="constant", optim_state_dtype="bf16")
         before = self.contents("run/checkpoints")

@@ -284,7 +284,7 @@ void elementwise_update(const ops::ElementwiseUpdate& op) {
             const ops::Chunk& chunk = op.chunks[i];
             for (int e = 0; e < chunk.count; e++) {
                 const size_t place = chunk.begin + size_t(e), state_place = chunk.state_begin + size_t(e);
-                double master = op.master[place], state[ops::kMaxStates] = {};
+                double master = op.master.as<float>()[place], state[ops::kMaxStates] = {};
                 for (int k = 0; k < ops::kMaxStates && op.state[k]; k++)
                     state[k] = op.state[k].as<float>()[state_place];
                 ops::UpdateScalars scalars = op.scalars[chunk.group];
@@ -292,8 +292,8 @@ void elementwise_update(const ops::ElementwiseUpdate& op) {
                 update_element(op.rule, scalars, double(op.grad[place]) * op.grad_norm->scale, master, state);
                 for (int k = 0; k < ops::kMaxStates && op.state[k]; k++)
                     op.state[k].as<float>()[state_place] = float(state[k]);
-                op.master[place] = float(master);
-                if (param) param[place] = store<T>(op.master[place]);
+                op.master.as<float>()[place] = float(master);
+                if (param) param[place] = store<T>(float(master));
             }
         }
     });
@@ -308,7 +308,7 @@ void trust_sums(const ops::TrustSums& op) {
         for (size_t e = 0; e < size_t(chunk.count); e++) {
             for (int k = 0; k < ops::kMaxStates && op.state[k]; k++)
                 state[k] = op.state[k].as<float>()[chunk.state_begin + e];
-            const double master = op.master[chunk.begin + e],
+            const double master = op.master.as<float>()[chunk.begin + e],
                          g = double(op.grad[chunk.begin + e]) * op.grad_norm->scale;
             const double direction = direction_of_layer(op.rule, op.scalars[chunk.group], g, master, state);
             sums[0] += master * master, sums[1] += direction * direction;
@@ -352,7 +352,7 @@ void apply_direction(const ops::ApplyDirection& op) {
     for (int i = 0; i < op.n_chunks && op.grad_norm->non_finite_tensor < 0; i++) {
         const ops::Chunk& chunk = op.chunks[i];
         for (size_t e = 0; e < size_t(chunk.count); e++) {
-            float& master = op.master[chunk.begin + e];
+            float& master = op.master.as<float>()[chunk.begin + e];
             const double direction = element(op.direction, chunk.state_begin + e);
             const bool decays = !op.cautious || direction * master >= 0;
             ops::UpdateScalars scalars = op.scalars[chunk.group];
@@ -434,7 +434,7 @@ void scaled_add(const ops::ScaledAdd& op) {
 void cast(const ops::Cast& op) {
     by_storage(op.out, [&]<class T>(T) {
         T* out = op.out.as<T>();
-        for (size_t i = 0; i < op.count; i++) out[i] = store<T>(op.inp[i]);
+        for (size_t i = 0; i < op.count; i++) out[i] = store<T>(element(op.inp, i));
     });
 }
 

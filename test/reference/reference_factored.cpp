@@ -50,7 +50,7 @@ void factored_direction(const ops::FactoredDirection& op) {
                 factored_element(op.scalars[chunk.group], layer.is_factored, double(op.grad[e]) * op.grad_norm->scale,
                                  row_v, col_v, double(op.mean[chunk.layer]));
             op.grad[e] = float(direction);
-            sums[0] += double(op.master[e]) * double(op.master[e]), sums[1] += direction * direction;
+            sums[0] += element(op.master, e) * element(op.master, e), sums[1] += direction * direction;
         }
     }
 }

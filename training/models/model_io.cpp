@@ -142,12 +142,10 @@ static void check_llmc_parts(const Config::Model& model, const std::string& path
 // Fails with Exit::data, naming file, tensor and element, if a master weight on this rank is not finite.
 static void check_weights_are_finite(const Gpt& gpt, const std::string& path) {
     constexpr size_t kAtOnce = size_t(1) << 20;
-    std::vector<float> values;
     for (const NamedTensor& tensor : gpt.master_tensors())
-        for (size_t done = 0; done < tensor.count; done += values.size()) {
-            values.resize(std::min(kAtOnce, tensor.count - done));
-            copy_to_host(values.data(), tensor.values.from(done).data, values.size() * sizeof(float), Stream{});
-            synchronize(Stream{});
+        for (size_t done = 0; done < tensor.count; done += kAtOnce) {
+            const std::vector<float> values =
+                floats_of(tensor.values.from(done), std::min(kAtOnce, tensor.count - done));
             const auto bad = std::ranges::find_if_not(values, [](float value) { return std::isfinite(value); });
             if (bad != values.end())
                 fail(Exit::data, "%s: element %zu of %s is %g, but weights must be finite", path,
