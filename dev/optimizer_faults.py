@@ -26,6 +26,7 @@ STATE_OPS = "test_cpu: *stochastic*,elementwise_update with state in bf16*,momen
 STATE_RANKS = "program: test_ranks.Ranks.test_state_in_bf16_has_the_same_bits_for_any_number_of_ranks"
 MASTERS = "test_cpu: *masters in bf16*,the random bits*"
 MASTER_RANKS = "program: test_ranks.Ranks.test_masters_in_bf16_have_the_same_bits_for_any_number_of_ranks"
+GEMM, MATMUL, SYMMETRIC = "kernels/cpu/gemm.cpp", "kernels/cpu/matmul.cpp", "test_cpu: symmetric products*"
 CONVERSION = ("program: test_commands.FromTextToText."
               "test_masters_in_bf16_are_exported_exactly_and_converted_by_init_from")
 LAMB_RANKS = "program: test_ranks.Ranks.test_lamb_and_lars_have_the_same_bits_for_any_number_of_ranks"
@@ -387,6 +388,13 @@ FAULTS = [
      "(at - part.begin) / size_of(part.type)", "(at - part.begin) / size_of(part.to.dtype)", CONVERSION),
     ("runtime/checkpoint/safetensors.cpp", "an export has the size of the masters' type",
      "elements_of(tensor) * size_of(type)", "bytes_of(tensor) / sizeof(float) * size_of(type)", CONVERSION),
+    # ---- symmetric products
+    (GEMM, "a symmetric tile ends before the diagonal", "tile.row + tile.rows - tile.col, 0",
+     "tile.row + tile.rows - 1 - tile.col, 0", SYMMETRIC),
+    (MATMUL, "sums next to the diagonal are not mirrored", "tile.col + col + 1 - tile.row",
+     "tile.col + col + 2 - tile.row", SYMMETRIC),
+    (MATMUL, "a part of the rows counts as symmetric", " && op.rows == op.n && !op.bias", " && !op.bias", SYMMETRIC),
+    (MATMUL, "a symmetric product drops its bias", " && op.rows == op.n && !op.bias", " && op.rows == op.n", SYMMETRIC),
     # ---- schedules of groups
     ("train_gpt.cu", "groups have the run's rate",
      "                                    .group_rates = group_rates(config, run.length, next),\n", "", GROUP_RATES),

@@ -98,7 +98,9 @@ size_t norm_backward_scratch_bytes(const NormBackward& op);
 //                                                                (So et al., "Primer", arXiv 2109.08668, section 4)
 
 // out = inp weight^T + bias. With an activation: pre_activation = inp weight^T + bias, out = f(pre_activation), after
-// rounding pre_activation to the storage type. relu2 has no pre_activation and uses the unrounded sum.
+// rounding pre_activation to the storage type. relu2 has no pre_activation and uses the unrounded sum. If inp and
+// weight are the same array and there is neither bias nor activation, the result is symmetric, and the CPU computes
+// half of it.
 struct MatmulForward {
     View out;             // (rows, n)  =
     View pre_activation;  // (rows, n)  =; null without an activation and for relu2
@@ -121,7 +123,8 @@ struct MatmulBackwardInput {
 };
 void matmul_backward_input(const MatmulBackwardInput& op, Stream stream);
 
-// dweight = dout^T inp, dbias = column sums of dout; both FP32.
+// dweight = dout^T inp, dbias = column sums of dout; both FP32. As with matmul_forward, the CPU computes half of a
+// symmetric result.
 struct MatmulBackwardWeight {
     float* dweight;  // (n, k)  = or += by `accumulate`
     float* dbias;    // (n)  = or += by `accumulate`, or null

@@ -74,6 +74,12 @@ Tile rows_of(const Tile& tile, int row, int rows) {
     return {tile.data + row * tile.step, tile.step, tile.row + row, tile.col, rows, tile.cols};
 }
 
+// Without the columns that are above the diagonal in all rows.
+Tile below_diagonal(Tile tile) {
+    tile.cols = std::clamp(tile.row + tile.rows - tile.col, 0, tile.cols);
+    return tile;
+}
+
 using Finish = std::function<void(const Tile&)>;
 
 template <class Element, class T>
@@ -83,7 +89,9 @@ void multiply_tile(const Product<T>& product, const Tile& tile, const Panels<Ele
         const int depth = std::min(kDepth, product.depth - k);
         copy_right(panels, product.right.block(k, tile.col), depth, tile.cols);
         for (int row = 0; row < tile.rows; row += kPanelRows) {
-            const Tile part = rows_of(tile, row, std::min(kPanelRows, tile.rows - row));
+            Tile part = rows_of(tile, row, std::min(kPanelRows, tile.rows - row));
+            if (product.is_symmetric) part = below_diagonal(part);
+            if (part.cols == 0) continue;
             multiply_panels(panels, product.left.block(part.row, k), depth, part, k > 0);
             if (k + kDepth >= product.depth) finish(part);
         }
@@ -97,7 +105,8 @@ template <class Element, class T> void multiply_in_panels(const Product<T>& prod
     parallel_blocks(size_t(tiling.count()), 1, [&](size_t i, size_t) {
         std::byte* memory = thread_memory(tiling.tile_bytes() + kPanelBytes);
         const Panels<Element> panels(memory + tiling.tile_bytes());
-        multiply_tile(product, tiling.tile(int(i), reinterpret_cast<float*>(memory)), panels, finish);
+        const Tile tile = tiling.tile(int(i), reinterpret_cast<float*>(memory));
+        multiply_tile(product, product.is_symmetric ? below_diagonal(tile) : tile, panels, finish);
     });
 }
 

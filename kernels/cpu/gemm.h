@@ -25,6 +25,9 @@ template <class T> struct Product {
     Matrix<T> left;   // (rows, depth)
     Matrix<T> right;  // (depth, cols)
     int rows, cols, depth;
+    // The right operand is the transpose of the left one, the same array. So the result is symmetric, and our kernel
+    // computes little more than the part on and below the diagonal: tiles do not cover the rest.
+    bool is_symmetric = false;
 };
 
 // The GEMM implementation. `float_panels`: our kernel, which copies the operands into float panels. `bf16_panels`: the
@@ -45,7 +48,8 @@ struct Tile {
     int rows, cols;
 };
 
-// Computes the product. Calls finish(tile) on many threads, for tiles that cover the result exactly once.
+// Computes the product. Calls finish(tile) on many threads, for tiles that cover the result, or the necessary part of a
+// symmetric one, exactly once.
 // Fails with Exit::os if the library fails, which happens only if memory is insufficient.
 template <class T>
 void multiply(const Product<T>& product, ProductPath path, const std::function<void(const Tile&)>& finish);

@@ -27,6 +27,19 @@ template <class T> void store_rounded(T* out, const float* values, int count) {
     for (int i = 0; i < count; i++) out[i] = from_float<T>(values[i]);
 }
 
+// Stores the sums of a symmetric result (n, n) that are on and below the diagonal, and their mirror images.
+template <class T> void store_symmetric(T* out, const Tile& tile, int n) {
+    for (int row = 0; row < tile.rows; row++) {
+        const int count = std::min(tile.cols, tile.row + row + 1 - tile.col);
+        if (count > 0) store_rounded(out + size_t(tile.row + row) * n + tile.col, tile.data + row * tile.step, count);
+    }
+    for (int col = 0; col < tile.cols; col++) {
+        T* mirror = out + size_t(tile.col + col) * n + tile.row;
+        for (int row = std::max(0, tile.col + col + 1 - tile.row); row < tile.rows; row++)
+            mirror[row] = from_float<T>(tile.data[row * tile.step + col]);
+    }
+}
+
 // Finishes a forward GEMM. relu2 uses the unrounded sums, other activations the stored (rounded) ones.
 template <ActivationFunction function, class T>
 void store_activation(T* out, T* pre_activation, const float* values, int count) {
@@ -81,6 +94,8 @@ void require_sizes(const char* op, int rows, int n, int k) {
 
 void matmul_forward_by(ProductPath path, const ops::MatmulForward& op) {
     require_sizes("matmul_forward", op.rows, op.n, op.k);
+    const bool is_symmetric = op.inp.data == op.weight.data && op.rows == op.n && !op.bias &&
+                              op.activation == ActivationFunction::none && path != ProductPath::library;
     const bool keeps_sum = op.activation != ActivationFunction::none && op.activation != ActivationFunction::relu2;
     ops::require_activation_array("matmul_forward", op.activation, keeps_sum, op.pre_activation);
     ops::dispatch("matmul_forward", {op.out, op.pre_activation, op.inp, op.weight, op.bias}, [&]<class T>() {
@@ -88,8 +103,10 @@ void matmul_forward_by(ProductPath path, const ops::MatmulForward& op) {
                                     .right = {op.weight.as<T>(), size_t(op.k), true},
                                     .rows = op.rows,
                                     .cols = op.n,
-                                    .depth = op.k};
+                                    .depth = op.k,
+                                    .is_symmetric = is_symmetric};
         multiply(product, path, [&](const Tile& tile) {
+            if (is_symmetric) return store_symmetric(op.out.as<T>(), tile, op.n);
             if (op.bias) add_bias(tile, op.bias.as<T>());
             T* out = op.out.as<T>();
             if (op.activation == ActivationFunction::none)
@@ -133,13 +150,17 @@ void matmul_backward_input_by(ProductPath path, const ops::MatmulBackwardInput& 
 
 void matmul_backward_weight_by(ProductPath path, const ops::MatmulBackwardWeight& op) {
     require_sizes("matmul_backward_weight", op.rows, op.n, op.k);
+    const bool is_symmetric =
+        op.dout.data == op.inp.data && op.n == op.k && !op.accumulate && path != ProductPath::library;
     ops::dispatch("matmul_backward_weight", {op.dout, op.inp}, [&]<class T>() {
         const Product<T> product = {.left = {op.dout.as<T>(), size_t(op.n), true},
                                     .right = {op.inp.as<T>(), size_t(op.k), false},
                                     .rows = op.n,
                                     .cols = op.k,
-                                    .depth = op.rows};
+                                    .depth = op.rows,
+                                    .is_symmetric = is_symmetric};
         multiply(product, path, [&](const Tile& tile) {
+            if (is_symmetric) return store_symmetric(op.dweight, tile, op.k);
             for_each_row(tile, op.k, [&](const float* values, size_t offset, int count) {
                 store_sum(op.dweight + offset, values, count, op.accumulate);
             });

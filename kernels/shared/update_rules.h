@@ -177,8 +177,9 @@ HOST_DEVICE inline float momentum_step(float momentum, bool nesterov, float grad
 
 // The master weight after a step along the direction. Compares signs, because a product could underflow.
 HOST_DEVICE inline float stepped(float keep, bool cautious, float step, float direction, float master) {
-    const bool opposite = (direction > 0 && master < 0) || (direction < 0 && master > 0);
-    return std::fma(master, cautious && opposite ? 1 : keep, -step * direction);
+    // Without short circuits, which keep the CPU's loop from being vectorized.
+    const bool opposite = ((direction > 0) & (master < 0)) | ((direction < 0) & (master > 0));
+    return std::fma(master, cautious & opposite ? 1 : keep, -step * direction);
 }
 
 // The divisor of frobenius_normalize. NaN if the norm is not finite, because a quotient by infinity would be 0.

@@ -176,6 +176,46 @@ TEMPLATE_TEST_CASE("infinite weights give infinite sums where they belong", "[cp
     }
 }
 
+// The kernel computes half of a product of a matrix with its own transpose, recognized by its address.
+TEMPLATE_TEST_CASE("symmetric products have the bits of the whole product", "[cpu]", float, bf16, fp16) {
+    using T = TestType;
+    const OnDevice<T> device;
+    const int threads = omp_get_max_threads();
+    for (const ProductPath path : panels_of<T>())
+        for (const auto& [n, depth] :
+             {std::pair{1, 1}, {5, 700}, {33, 1}, {95, 64}, {97, 300}, {200, 129}, {385, 40}, {777, 70}, {900, 9}})
+            for (const int count : {1, 3}) {
+                INFO("n " << n << ", depth " << depth << ", path " << int(path) << ", threads " << count);
+                omp_set_num_threads(count);
+                const size_t sums = size_t(n) * size_t(n);
+                const std::vector<double> values = random_values(size_t(n) * size_t(depth), 1);
+                Array<T> x("x", Role::input, values), copy("copy", Role::input, values);
+                Array<T> gram("x x^T", Role::output, nans(sums)), whole("whole", Role::output, nans(sums));
+                matmul_forward_by(path, {gram.on(device), nullptr, x.on(device), x.on(device), nullptr, n, n, depth});
+                matmul_forward_by(path,
+                                  {whole.on(device), nullptr, x.on(device), copy.on(device), nullptr, n, n, depth});
+                check_same_bits(gram, whole.fetch());
+                // Neither a part of its rows nor a bias leaves the product symmetric.
+                Array<T> bias("bias", Role::input, random_values(size_t(n), 2));
+                for (const int rows : {(n + 1) / 2, n}) {
+                    const T* added = rows == n ? bias.on(device) : nullptr;
+                    matmul_forward_by(path,
+                                      {gram.on(device), nullptr, x.on(device), x.on(device), added, rows, n, depth});
+                    matmul_forward_by(
+                        path, {whole.on(device), nullptr, x.on(device), copy.on(device), added, rows, n, depth});
+                    check_same_bits(gram, whole.fetch());
+                }
+                // The same values as (depth, n).
+                Array<float> inner("x^T x", Role::output, nans(sums)), all("all", Role::output, nans(sums));
+                matmul_backward_weight_by(
+                    path, {inner.on(device), nullptr, nullptr, x.on(device), x.on(device), depth, n, n, false});
+                matmul_backward_weight_by(
+                    path, {all.on(device), nullptr, nullptr, x.on(device), copy.on(device), depth, n, n, false});
+                check_same_bits(inner, all.fetch());
+            }
+    omp_set_num_threads(threads);
+}
+
 TEMPLATE_TEST_CASE("a product of panels allocates nothing once its shape was seen", "[cpu]", float, bf16, fp16) {
     for (ProductPath path : panels_of<TestType>()) {
         Layer<TestType> layer(kShapes[0], Values::random);
