@@ -68,7 +68,7 @@ __device__ void store_rounded(T* to, const Four& values, const RoundingBits& ran
 template <class Master, class T, class State, int kStates> struct ChunkArrays {
     Master* master;
     State* state[kStates];
-    T* param;  // null without compute weights of their own
+    T* param;  // null if the masters are the compute weights
     const float* grad;
 
     __device__ ChunkArrays(const ElementwiseUpdate& op, const Chunk& chunk)
