@@ -195,14 +195,14 @@ TEMPLATE_TEST_CASE("symmetric products have the bits of the whole product", "[cp
                 matmul_forward_by(path,
                                   {whole.on(device), nullptr, x.on(device), copy.on(device), nullptr, n, n, depth});
                 check_same_bits(gram, whole.fetch());
-                // Neither a part of its rows nor a bias leaves the product symmetric.
+                // Neither the products with a part of the rows nor a product with a bias are symmetric.
                 Array<T> bias("bias", Role::input, random_values(size_t(n), 2));
-                for (const int rows : {(n + 1) / 2, n}) {
-                    const T* added = rows == n ? bias.on(device) : nullptr;
+                for (const int cols : {(n + 1) / 2, n}) {
+                    const T* added = cols == n ? bias.on(device) : nullptr;
                     matmul_forward_by(path,
-                                      {gram.on(device), nullptr, x.on(device), x.on(device), added, rows, n, depth});
+                                      {gram.on(device), nullptr, x.on(device), x.on(device), added, n, cols, depth});
                     matmul_forward_by(
-                        path, {whole.on(device), nullptr, x.on(device), copy.on(device), added, rows, n, depth});
+                        path, {whole.on(device), nullptr, x.on(device), copy.on(device), added, n, cols, depth});
                     check_same_bits(gram, whole.fetch());
                 }
                 // The same values as (depth, n).

@@ -143,6 +143,29 @@ TEST_CASE("a load changes no tensor unless all tensors match") {
     CHECK(target.values()[1] == untouched.values()[1]);
 }
 
+TEST_CASE("loading only the weights converts FP32 to BF16 and back") {
+    TemporaryDirectory run;
+    ToyModel wide(1, kShapes), exact(2, kShapes);
+    std::vector<std::vector<bf16>> narrow;
+    std::vector<NamedTensor> tensors = wide.tensors();
+    for (size_t i = 0; i < tensors.size(); i++) {
+        narrow.emplace_back(wide.values()[i].size());
+        tensors[i].values = View(narrow[i].data());
+    }
+    Checkpoint(save_toy(run.path(), 1, wide).directory).load(tensors, OtherTensors::ignore);
+    bool is_rounded = true, is_exact = true;
+    for (size_t i = 0; i < narrow.size(); i++)
+        for (size_t e = 0; e < narrow[i].size(); e++)
+            is_rounded = is_rounded && narrow[i][e].bits == from_float<bf16>(wide.values()[i][e]).bits;
+    CHECK(is_rounded);
+    const SaveStats stats = save_checkpoint(run.path(), comm_single(), toy_info(2), tensors);
+    Checkpoint(stats.directory).load(exact.tensors(), OtherTensors::ignore);
+    for (size_t i = 0; i < narrow.size(); i++)
+        for (size_t e = 0; e < narrow[i].size(); e++)
+            is_exact = is_exact && exact.values()[i][e] == to_float(narrow[i][e]);
+    CHECK(is_exact);
+}
+
 TEST_CASE("a value that is not finite makes a checkpoint unhealthy") {
     for (float value :
          {std::nanf(""), std::numeric_limits<float>::infinity(), -std::numeric_limits<float>::infinity()}) {
