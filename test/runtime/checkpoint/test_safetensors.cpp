@@ -143,8 +143,6 @@ TEST_CASE("a safetensors file that cannot be completed leaves the older file") {
     expect_error(Exit::internal, {"w", "twice"}, [&] {
         write_safetensors(path, {counting("w", {4}, 1), counting("w", {4}, 1)});
     });
-    failing.values.dtype = Dtype::bf16;
-    expect_error(Exit::internal, {"w", "not FP32"}, [&] { write_safetensors(path, {failing}); });
     NamedTensor huge{"w", {size_t(1) << 40, size_t(1) << 40}};
     expect_error(Exit::data, {"w", "63 bits"}, [&] { write_safetensors(path, {huge}); });
     CHECK(read_file(path) == before);
