@@ -57,14 +57,19 @@ inline double element(ConstView array, size_t i) {
     return 0;
 }
 
-// Returns the first `count` elements of an array in device memory as floats. Waits for the device.
+// Returns the first `count` elements of an array in host memory as floats.
+inline std::vector<float> host_floats(ConstView array, size_t count) {
+    std::vector<float> values(count);
+    for (size_t i = 0; i < count; i++) values[i] = float(element(array, i));
+    return values;
+}
+
+// The same for an array in device memory. Waits for the device.
 inline std::vector<float> floats_of(ConstView array, size_t count) {
     std::vector<std::byte> bytes(count * size_of(array.dtype));
     copy_to_host(bytes.data(), array.data, bytes.size(), Stream{});
     synchronize(Stream{});
-    std::vector<float> values(count);
-    for (size_t i = 0; i < count; i++) values[i] = float(element({bytes.data(), array.dtype}, i));
-    return values;
+    return host_floats({bytes.data(), array.dtype}, count);
 }
 
 // Copies `count` floats to the start of an array of fp32 or bf16 in device memory, rounded to nearest even.

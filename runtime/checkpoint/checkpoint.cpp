@@ -98,8 +98,7 @@ private:
         const std::byte* from = block_.data() + (at - begin_);
         const View to = part.to.from((at - part.begin) / size_of(part.type));
         if (part.type == to.dtype) return copy_to_device(to.data, from, bytes, Stream{});
-        std::vector<float> values(bytes / size_of(part.type));
-        for (size_t i = 0; i < values.size(); i++) values[i] = float(element({from, part.type}, i));
+        const std::vector<float> values = host_floats({from, part.type}, bytes / size_of(part.type));
         set_floats(to, values.data(), values.size());
     }
 

@@ -82,10 +82,7 @@ LlmcModel::LlmcModel(const std::string& path) : file(path) {
 }
 
 std::vector<float> LlmcModel::values(size_t first, size_t count) const {
-    const ConstView array(file.data() + kHeaderBytes, type);
-    std::vector<float> values(count);
-    for (size_t i = 0; i < count; i++) values[i] = float(element(array, first + i));
-    return values;
+    return host_floats(ConstView(file.data() + kHeaderBytes, type).from(first), count);
 }
 
 void LlmcModel::load(const Gpt& gpt) const {
