@@ -70,8 +70,8 @@ private:
 };
 
 // The target of an argument: a flag, a value, a list of values, or a function that takes the text.
-using ArgumentTarget = std::variant<bool*, int*, uint64_t*, double*, std::string*, std::vector<std::string>*,
-                                    std::function<void(const std::string&)>>;
+using ArgumentTarget = std::variant<bool*, int*, uint64_t*, double*, std::optional<int>*, std::optional<double>*,
+                                    std::string*, std::vector<std::string>*, std::function<void(const std::string&)>>;
 
 // A command of the program, or the program itself. Wraps a CLI::App.
 class Command {

@@ -25,15 +25,15 @@ std::string number_text(double value) {
 // Writes OUT/config.json and prints a summary. Moves an older file, which may have been edited, aside.
 void write_config(const Options& options, const PrepareSummary& data) {
     const std::string& out = options.prepare.out_dir;
-    const int copies = options.prepare.copies;
-    const std::optional<Suggestion> suggestion = suggest_config({.directory = out,
-                                                                 .vocab_size = data.vocab_size,
-                                                                 .train_tokens = data.train.tokens,
-                                                                 .text_bytes = data.train.text_bytes / uint64_t(copies),
-                                                                 .val_tokens = data.val.tokens,
-                                                                 .has_tokenizer = file_exists(out + "/tokenizer.json"),
-                                                                 .minutes = options.minutes},
-                                                                measured_step_s);
+    const std::optional<Suggestion> suggestion =
+        suggest_config({.directory = out,
+                        .vocab_size = data.vocab_size,
+                        .train_tokens = data.train.tokens,
+                        .text_bytes = data.train.text_bytes / uint64_t(data.copies),
+                        .val_tokens = data.val.tokens,
+                        .has_tokenizer = file_exists(out + "/tokenizer.json"),
+                        .minutes = options.minutes},
+                       measured_step_s);
     if (!suggestion) return print_line("no config.json was written: the text is shorter than one batch");
     Config written = suggestion->config;
     written.train.batch_size = 0;  // so that any number of ranks can share the tokens of a step
@@ -46,7 +46,7 @@ void write_config(const Options& options, const PrepareSummary& data) {
                       config.model.n_embd, number_text(double(suggestion->parameters)).c_str()));
     print_line(format("%g minutes on this machine: about %s steps of %ld tokens, %.1f passes over the text",
                       options.minutes, number_text(suggestion->steps()).c_str(), config.train.total_batch_tokens,
-                      suggestion->tokens() / double(data.train.tokens) * copies));
+                      suggestion->tokens() / double(data.train.tokens) * data.copies));
     print_line(format("next: %s %s", command_path(program_path()).c_str(), path.c_str()));
 }
 
@@ -79,9 +79,11 @@ void add_prepare(CLI::App& app) {
     command.add("--val-fraction", &prepared->val_fraction, "fraction held out for validation, from the end");
     command.add("--shard-tokens", &prepared->shard_tokens, "maximum number of tokens per shard")
         .integer_in(1, INT32_MAX);
-    command.add("--copies", &prepared->copies, "number of copies of the training split, for short texts");
+    command.add("--copies", &prepared->copies,
+                "number of copies of the training split; default: for bpe, as many as have at most 50 MB, up to 100");
     command.add("--bpe-dropout", &prepared->bpe_dropout,
-                "probability of skipping a merge in the training split, so that its copies differ");
+                "probability of skipping a merge in the training split, so that its copies differ; default: 0.03 with "
+                "several copies");
     command.add("--format", &prepared->format, "input format: text, jsonl, parquet or bin");
     command.add("--field", &prepared->field, "JSON key, or Parquet column, of the text; default: text");
     command.add("--threads", &prepared->threads, "number of threads; 0: one per core. Does not affect the result");

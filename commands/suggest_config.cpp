@@ -50,6 +50,7 @@ Config config_of(const SuggestionInputs& inputs, const ModelSize& size) {
     set_optimizer(c.optim, OptimizerKind::muon);
     c.optim.learning_rate = 0.012 * std::sqrt(128.0 / size.n_embd);
     c.optim.beta2 = 0.99;
+    c.optim.weight_decay = 0.5;  // the text is short and read several times
     c.schedule.name = LrSchedule::wsd;
     c.schedule.warmup_steps = 200;
     c.schedule.cooldown_fraction = 0.5;

@@ -45,16 +45,16 @@ static Json make_plan(const PrepareOptions& o, const std::vector<std::string>& f
     };
     for (const std::string& path : files) add_file(path);
     add_file(o.tokenizer);
-    return {{"version", 3},
+    return {{"version", 4},
             {"tokenizer", o.tokenizer},
             {"end_of_text", o.end_of_text},
             {"vocab_size", o.vocab_size},
             {"format", o.format},
             {"field", o.field},
             {"val_fraction", o.val_fraction},
-            {"copies", o.copies},
+            {"copies", o.copies.value_or(0)},
             {"shard_tokens", o.shard_tokens},
-            {"bpe_dropout", o.bpe_dropout},
+            {"bpe_dropout", o.bpe_dropout.value_or(-1)},
             {"inputs", inputs}};
 }
 
@@ -92,8 +92,8 @@ PrepareSummary::Split summary_of(const Json& record) {
     return {record["tokens"], record["text_bytes"], record["documents"]};
 }
 
-PrepareSummary summary_of(int vocab_size, const Json& splits) {
-    PrepareSummary summary{.vocab_size = vocab_size, .train = summary_of(splits["train"]), .val = {}};
+PrepareSummary summary_of(int vocab_size, const Json& splits, int copies = 1) {
+    PrepareSummary summary{.vocab_size = vocab_size, .copies = copies, .train = summary_of(splits["train"]), .val = {}};
     if (splits.contains("val")) summary.val = summary_of(splits["val"]);
     return summary;
 }
@@ -133,7 +133,8 @@ private:
     const ProgressLine& line_;
     const int threads_;
     uint64_t val_begin_ = 0;
-    // progress.json: source "sizes", "val_begin", completed "splits", and the "state" of the split being written.
+    // progress.json: source "sizes", "val_begin", "copies" and "bpe_dropout" of the train split, completed "splits",
+    // and the "state" of the split being written.
     Json progress_;
     double saved_ms_ = now_ms();
 };
@@ -155,7 +156,12 @@ void Preparation::find_splits() {
              size_t(input_.size()), options_.val_fraction);
     std::vector<uint64_t> sizes;
     for (const TextSource& source : input_.sources()) sizes.push_back(source.size);
-    progress_ = {{"sizes", sizes}, {"val_begin", val_begin_}, {"splits", Json::object()}, {"state", nullptr}};
+    const bool can_differ = options_.tokenizer == "bpe" && options_.bpe_dropout != 0.0;
+    const int copies = options_.copies.value_or(can_differ ? default_copies(val_begin_) : 1);
+    progress_ = {
+        {"sizes", sizes},           {"val_begin", val_begin_},
+        {"copies", copies},         {"bpe_dropout", options_.bpe_dropout.value_or(copies > 1 ? kDefaultBpeDropout : 0)},
+        {"splits", Json::object()}, {"state", nullptr}};
     out_.save_progress(progress_);
 }
 
@@ -294,8 +300,10 @@ void Preparation::write_split(const Split& split, const Tokenizer& tokenizer) {
     }
     const Json& record = done[split.name];
     const PrepareSummary::Split counts = summary_of(record);
-    line_(format("%s: %zu bytes of text in %s, %zu tokens in %s", split.name, size_t(counts.text_bytes),
-                 counted(counts.documents, "document").c_str(), size_t(counts.tokens),
+    const std::string copies =
+        split.copies > 1 ? format(", %d copies with BPE-dropout %g", split.copies, split.bpe_dropout) : "";
+    line_(format("%s%s: %zu bytes of text in %s, %zu tokens in %s", split.name, copies.c_str(),
+                 size_t(counts.text_bytes), counted(counts.documents, "document").c_str(), size_t(counts.tokens),
                  counted(record["shards"].size(), "shard").c_str()));
 }
 
@@ -314,8 +322,8 @@ std::string Preparation::dataset_json(const Tokenizer& tokenizer) const {
          {{"kind", options_.tokenizer}, {"vocab_size", tokenizer.vocab_size()}, {"xxh3", tokenizer.digest()}}},
         {"sources", sources},
         {"val_fraction", options_.val_fraction},
-        {"copies", options_.copies},
-        {"bpe_dropout", options_.bpe_dropout},
+        {"copies", progress_["copies"]},
+        {"bpe_dropout", progress_["bpe_dropout"]},
         {"val_begin", val_begin_},  // byte offset in the concatenated sources
         {"splits", progress_["splits"]}};
     return dataset.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
@@ -326,15 +334,15 @@ PrepareSummary Preparation::run() {
     if (!progress_.empty()) line_("resuming an unfinished prepare");
     if (progress_.value("complete", false)) {
         out_.move_into_place(read_file(out_.unfinished("dataset.json")), shards_of(progress_["splits"]));
-        return summary_of(progress_["vocab_size"], progress_["splits"]);
+        return summary_of(progress_["vocab_size"], progress_["splits"], progress_["copies"]);
     }
     find_splits();
     const Tokenizer tokenizer = make_tokenizer();
     progress_["vocab_size"] = tokenizer.vocab_size();
-    write_split({"train", 0, val_begin_, options_.copies, options_.bpe_dropout}, tokenizer);
+    write_split({"train", 0, val_begin_, progress_["copies"], progress_["bpe_dropout"]}, tokenizer);
     if (val_begin_ < input_.size()) write_split({"val", val_begin_, input_.size(), 1, 0}, tokenizer);
     out_.move_into_place(dataset_json(tokenizer), shards_of(progress_["splits"]));
-    return summary_of(tokenizer.vocab_size(), progress_["splits"]);
+    return summary_of(tokenizer.vocab_size(), progress_["splits"], progress_["copies"]);
 }
 
 // Converts files of token ids. Files named val* are the val split; without them, the last val_fraction is.

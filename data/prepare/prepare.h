@@ -18,10 +18,10 @@ struct PrepareOptions {
     std::string out_dir;
     double val_fraction = 0.05;  // fraction of the input bytes, taken from the end; in [0, 1)
     uint64_t shard_tokens = kDefaultShardTokens;
-    // Number of copies of the train split. BPE-dropout tokenizes each copy differently, which makes a short text harder
-    // to memorize. See Encoder.
-    int copies = 1;
-    double bpe_dropout = 0;                    // probability, in [0, 1)
+    // Number of copies of the train split, from 1 to 1000. BPE-dropout tokenizes each copy differently, which makes a
+    // short text harder to memorize (see Encoder). Without a value: default_copies() for "bpe", else 1.
+    std::optional<int> copies;
+    std::optional<double> bpe_dropout;         // probability in [0, 1). Without a value: see kDefaultBpeDropout
     std::string gpt2_directory = "data/gpt2";  // vocab.json and merges.txt of the tokenizer "gpt2"
     bool force = false;                        // replace an existing data set
     int threads = 0;                           // 0: one per core. The output does not depend on it
@@ -35,7 +35,7 @@ struct PrepareSummary {
         uint64_t text_bytes = 0;  // bytes of the tokenized text
         uint64_t documents = 0;
     };
-    int vocab_size = 0;
+    int vocab_size = 0, copies = 1;
     Split train;  // all copies together
     Split val;    // zeros if nothing is held out
 };
@@ -43,6 +43,13 @@ struct PrepareSummary {
 // Returns the default size of a "bpe" tokenizer: the square root of `train_bytes`, rounded to a power of two from 512
 // to 32768. A text of a few kilobytes may give fewer tokens, because each merge needs a pair that occurs twice.
 int default_vocab_size(uint64_t train_bytes);
+
+// The default of bpe_dropout for several copies: the best of 0, 0.01, 0.03 and 0.1
+// (dev/results/2026-11-27-short-texts.md).
+inline constexpr double kDefaultBpeDropout = 0.03;
+
+// Returns the default number of copies of a text for a "bpe" tokenizer: as many as have at most 50 MB, from 1 to 100.
+int default_copies(uint64_t train_bytes);
 
 // Writes OUT/tokenizer.json, OUT/train_%06d.bin, OUT/val_%06d.bin and, last, OUT/dataset.json (counts, sources,
 // digests, checksums). The tokenizer is trained on the train split only. kEndOfText precedes each document and the val

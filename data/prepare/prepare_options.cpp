@@ -21,8 +21,10 @@ void check_options(const PrepareOptions& o, bool raw) {
     check(is_fraction(o.val_fraction), "prepare: --val-fraction is %g, but must be in [0, 1)", o.val_fraction);
     check(o.shard_tokens >= 1 && o.shard_tokens <= INT32_MAX,
           "prepare: --shard-tokens is %zu, but must be from 1 to %d", o.shard_tokens, INT32_MAX);
-    check(is_fraction(o.bpe_dropout), "prepare: --bpe-dropout is %g, but must be in [0, 1)", o.bpe_dropout);
-    check(o.copies >= 1 && o.copies <= 1000, "prepare: --copies is %d, but must be from 1 to 1000", o.copies);
+    const double bpe_dropout = o.bpe_dropout.value_or(0);
+    check(is_fraction(bpe_dropout), "prepare: --bpe-dropout is %g, but must be in [0, 1)", bpe_dropout);
+    const int copies = o.copies.value_or(1);
+    check(copies >= 1 && copies <= 1000, "prepare: --copies is %d, but must be from 1 to 1000", copies);
     check(o.format == "auto" || o.format == kRawFormat || text_format(o.format),
           "prepare: unknown --format \"%s\"; supported: auto, text, jsonl, parquet and bin", o.format);
     check(o.threads >= 0 && o.threads <= 1024, "prepare: --threads is %d, but must be from 0 to 1024", o.threads);
@@ -37,6 +39,11 @@ void check_options(const PrepareOptions& o, bool raw) {
 
 int default_vocab_size(uint64_t train_bytes) {
     return 1 << std::clamp(int(std::lround(std::log2(double(std::max<uint64_t>(train_bytes, 1))) / 2)), 9, 15);
+}
+
+int default_copies(uint64_t train_bytes) {
+    constexpr uint64_t kBytes = 50'000'000;
+    return int(std::clamp<uint64_t>(kBytes / std::max<uint64_t>(train_bytes, 1), 1, 100));
 }
 
 void check_vocab_size(const PrepareOptions& options, const Tokenizer& tokenizer) {

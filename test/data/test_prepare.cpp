@@ -88,6 +88,33 @@ TEST_CASE_METHOD(PrepareFixture, "prepare: copies of the training text have othe
     CHECK(dataset()["bpe_dropout"] == 0.1);
 }
 
+TEST_CASE_METHOD(PrepareFixture, "prepare: the default number of copies depends on the tokenizer and the text") {
+    options_.val_fraction = 0;
+    auto check = [&](std::optional<int> copies, std::optional<double> dropout, int wanted, double wanted_dropout) {
+        options_.copies = copies;
+        options_.bpe_dropout = dropout;
+        prepare_quietly();
+        CAPTURE(options_.tokenizer, wanted, wanted_dropout);
+        CHECK(summary_.copies == wanted);
+        CHECK(summary_.train.text_bytes == uint64_t(wanted) * text_with_other_end().size());
+        CHECK(dataset()["copies"] == wanted);
+        CHECK(dataset()["bpe_dropout"] == wanted_dropout);
+    };
+    check({}, {}, 100, kDefaultBpeDropout);
+    check({}, 0.1, 100, 0.1);
+    check({}, 0, 1, 0);  // equal copies are of no use
+    check(2, {}, 2, kDefaultBpeDropout);
+    check(1, {}, 1, 0);
+    options_.tokenizer = "bytes";
+    options_.vocab_size = 0;
+    check({}, {}, 1, 0);
+    CHECK(default_copies(0) == 100);
+    CHECK(default_copies(4'404'412) == 11);
+    CHECK(default_copies(25'000'000) == 2);
+    CHECK(default_copies(25'000'001) == 1);
+    CHECK(default_copies(3'000'000'000) == 1);
+}
+
 TEST_CASE_METHOD(PrepareFixture, "prepare: with an existing tokenizer") {
     prepare_quietly();
     auto before = out_files();

@@ -24,6 +24,7 @@ protected:
         options_.inputs = {directory_ / "text.txt"};
         options_.out_dir = out_;
         options_.val_fraction = 0.1;
+        options_.copies = 1;
         options_.shard_tokens = 1000;
         options_.force = true;
     }
