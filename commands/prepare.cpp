@@ -29,6 +29,7 @@ void write_config(const Options& options, const PrepareSummary& data) {
         suggest_config({.directory = out,
                         .vocab_size = data.vocab_size,
                         .train_tokens = data.train.tokens,
+                        .copies = data.copies,
                         .text_bytes = data.train.text_bytes / uint64_t(data.copies),
                         .val_tokens = data.val.tokens,
                         .has_tokenizer = file_exists(out + "/tokenizer.json"),
@@ -46,7 +47,7 @@ void write_config(const Options& options, const PrepareSummary& data) {
                       config.model.n_embd, number_text(double(suggestion->parameters)).c_str()));
     print_line(format("%g minutes on this machine: about %s steps of %ld tokens, %.1f passes over the text",
                       options.minutes, number_text(suggestion->steps()).c_str(), config.train.total_batch_tokens,
-                      suggestion->tokens() / double(data.train.tokens) * data.copies));
+                      suggestion->passes));
     print_line(format("next: %s %s", command_path(program_path()).c_str(), path.c_str()));
 }
 

@@ -50,7 +50,6 @@ Config config_of(const SuggestionInputs& inputs, const ModelSize& size) {
     set_optimizer(c.optim, OptimizerKind::muon);
     c.optim.learning_rate = 0.012 * std::sqrt(128.0 / size.n_embd);
     c.optim.beta2 = 0.99;
-    c.optim.weight_decay = 0.5;  // the text is short and read several times
     c.schedule.name = LrSchedule::wsd;
     c.schedule.warmup_steps = 200;
     c.schedule.cooldown_fraction = 0.5;
@@ -66,6 +65,9 @@ void fit_to_pace(Suggestion& suggestion, const SuggestionInputs& inputs) {
         c.train.total_batch_tokens *= 2;
         suggestion.step_s *= 2;
     }
+    suggestion.passes = suggestion.tokens() / double(inputs.train_tokens) * inputs.copies;
+    // A model that reads a text several times memorizes less of it with more decay.
+    c.optim.weight_decay = suggestion.passes < 2 ? 0.1 : suggestion.passes < 5 ? 0.3 : 0.5;
     auto every = [&](int times) { return std::max(1, int(std::min<double>(suggestion.steps() / times, kMaxSteps))); };
     c.log.every_steps = every(50);
     c.sample.every_steps = inputs.has_tokenizer ? every(5) : 0;

@@ -93,3 +93,18 @@ TEST_CASE("a step is measured on this machine", "[suggest]") {
     CHECK(step_s > 0);
     CHECK(step_s < 10);
 }
+
+TEST_CASE("more passes over the text give more weight decay, whatever the number of copies", "[suggest]") {
+    for (int copies : {1, 40}) {
+        SuggestionInputs inputs = shakespeare();
+        inputs.train_tokens *= uint64_t(copies);
+        inputs.copies = copies;
+        for (auto [passes, decay] : {std::pair{1.9, 0.1}, {2.1, 0.3}, {4.9, 0.3}, {5.1, 0.5}}) {
+            const Suggestion once = suggested(inputs, 1e7);
+            const Suggestion suggestion = suggested(inputs, 1e7 * passes / once.passes);
+            CAPTURE(copies, passes);
+            CHECK(std::abs(suggestion.passes - passes) < 1e-6);
+            CHECK(suggestion.config.optim.weight_decay == decay);
+        }
+    }
+}
