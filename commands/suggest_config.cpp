@@ -67,7 +67,7 @@ void fit_to_pace(Suggestion& suggestion, const SuggestionInputs& inputs) {
     }
     suggestion.passes = suggestion.tokens() / double(inputs.train_tokens) * inputs.copies;
     // A model that reads a text several times memorizes less of it with more decay.
-    c.optim.weight_decay = suggestion.passes < 2 ? 0.1 : suggestion.passes < 5 ? 0.3 : 0.5;
+    if (suggestion.passes >= 2) c.optim.weight_decay = suggestion.passes < 5 ? 0.3 : 0.5;
     auto every = [&](int times) { return std::max(1, int(std::min<double>(suggestion.steps() / times, kMaxSteps))); };
     c.log.every_steps = every(50);
     c.sample.every_steps = inputs.has_tokenizer ? every(5) : 0;

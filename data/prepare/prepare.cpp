@@ -158,10 +158,10 @@ void Preparation::find_splits() {
     for (const TextSource& source : input_.sources()) sizes.push_back(source.size);
     const bool can_differ = options_.tokenizer == "bpe" && options_.bpe_dropout != 0.0;
     const int copies = options_.copies.value_or(can_differ ? default_copies(val_begin_) : 1);
-    progress_ = {
-        {"sizes", sizes},           {"val_begin", val_begin_},
-        {"copies", copies},         {"bpe_dropout", options_.bpe_dropout.value_or(copies > 1 ? kDefaultBpeDropout : 0)},
-        {"splits", Json::object()}, {"state", nullptr}};
+    const double bpe_dropout = options_.bpe_dropout.value_or(copies > 1 ? kDefaultBpeDropout : 0);
+    progress_ = {{"sizes", sizes},           {"val_begin", val_begin_},
+                 {"copies", copies},         {"bpe_dropout", bpe_dropout},
+                 {"splits", Json::object()}, {"state", nullptr}};
     out_.save_progress(progress_);
 }
 
