@@ -6,6 +6,7 @@ OPTIMIZER, GRAD_NORM, FILL = CUDA + "optimizer.cu", CUDA + "grad_norm.cu", CUDA 
 EIGENBASIS, SOAP = CUDA + "eigenbasis.cu", "model/soap.cpp"
 RULES = "kernels/shared/update_rules.h"
 MATRICES, UPDATE, GPT = "model/matrices.cpp", "model/update.cpp", "model/gpt.cpp"
+NAMED = "model/named_state.cpp"
 ORTHOGONAL, OPTIMIZERS = "model/muon.cpp", "model/optimizers.cpp"
 MUON, OWNERS = "test_cpu: *Muon*", "test_cpu: every matrix has an owner*"
 MUON_RANKS = "program: test_ranks.Ranks.test_muon_has_the_same_bits_for_any_number_of_ranks_at_every_stage"
@@ -303,7 +304,7 @@ FAULTS = [
     (FACTORS, "the sums of the last step are added", ".count = 2 * n_sums, .value = 0}", ".count = 0, .value = 0}",
      ADAFACTOR),
     (FACTORS, "all ranks save the averages", "once && s.options.rank > 0 ? 0 : count", "count", ADAFACTOR_RANKS),
-    (GPT, "the averages are not saved",
+    (NAMED, "the averages are not saved",
      "    std::ranges::move(name_factors(s, once), std::back_inserter(named));\n", "", FACTOR_NAMES),
     # ---- averages of the weights
     (UPDATE, "the average keeps the weight of the masters", ".alpha = float(1 - s.average_weight)",

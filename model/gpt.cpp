@@ -1,8 +1,6 @@
 #include "model/gpt.h"
 
 #include <algorithm>
-#include <cmath>
-#include <numeric>
 
 #include "kernels/base/check.h"
 #include "kernels/base/dropout.h"
@@ -18,7 +16,10 @@
 #include "model/activations.h"
 #include "model/arena.h"
 #include "model/block.h"
+#include "model/initialize.h"
 #include "model/layers.h"
+#include "model/measurements.h"
+#include "model/named_state.h"
 #include "model/options.h"
 #include "model/plan.h"
 #include "model/shape.h"
@@ -45,73 +46,6 @@ void check_options(const GptOptions& o) {
             "model: master weights in %s, precision %s", name_of(o.optimizer.master_type()), name_of(o.precision));
     require(o.seq_len > 0 && o.seq_len <= s.n_positions, "model: seq_len %d must be in [1, n_positions = %d]",
             o.seq_len, s.n_positions);
-}
-
-// FNV-1a: each tensor's random numbers depend on its name alone, not on the other tensors.
-uint32_t subsequence_of(const std::string& name) {
-    uint32_t hash = 2166136261u;
-    for (unsigned char c : name) hash = (hash ^ c) * 16777619u;
-    return hash;
-}
-
-// The vocabulary's padding rows always stay zero: their logits are never read and their gradients are zero.
-size_t initialised_elements(const Tensor& tensor, const GptShape& shape) {
-    if (tensor_table()[size_t(tensor.row)].rows != &GptShape::padded_vocab) return tensor.count;
-    return size_t(shape.vocab_size) * size_t(tensor.cols);
-}
-
-// Writes a tensor's initial values to an owned array.
-void initialize_tensor(GptState& s, const Tensor& tensor, uint64_t seed, float* owned) {
-    const Init init = tensor_table()[size_t(tensor.row)].init;
-    const TensorPart part = owned_part(s.options, s.layout, tensor);
-    float* out = owned + part.shard_begin;
-    const bool is_normal = init == Init::normal || init == Init::normal_residual;
-    ops::fill({.out = out, .count = part.count, .value = init == Init::one ? 1.0f : 0.0f}, s.stream);
-    const size_t last = std::min(part.first + part.count, initialised_elements(tensor, s.options.shape));
-    if (!is_normal || last <= part.first) return;
-    const float shrink = init == Init::normal_residual ? 1.0f / std::sqrt(2.0f * float(s.options.shape.n_layer)) : 1.0f;
-    ops::normal_fill({.out = out,
-                      .count = last - part.first,
-                      .seed = seed,
-                      .subsequence = subsequence_of(tensor.name),
-                      .deviation = 0.02f * shrink,
-                      .first = part.first},
-                     s.stream);
-}
-
-// Names a tensor's values in an array that holds this rank's part of it from `owned`. `once`: only the elements that
-// this rank saves.
-NamedTensor named_tensor(const GptState& s, const Tensor& tensor, const std::string& prefix, View owned, bool once) {
-    const TensorPart here = owned_part(s.options, s.layout, tensor);
-    const TensorPart part = once ? part_of(s.layout, tensor, s.options.rank) : here;
-    return {prefix + "." + tensor.name, logical_shape(tensor), owned.from(part.first - here.first), part.first,
-            part.count};
-}
-
-// Names the tensors of an owned array.
-std::vector<NamedTensor> name_tensors(const GptState& s, const std::string& prefix, View owned, bool once = false) {
-    std::vector<NamedTensor> named;
-    for (const Tensor& tensor : s.layout.tensors) {
-        const View values = owned.from(owned_part(s.options, s.layout, tensor).shard_begin);
-        named.push_back(named_tensor(s, tensor, prefix, values, once));
-    }
-    return named;
-}
-
-// Names the master weights, their average, and the state of optimizers, except NorMuon's rows.
-std::vector<NamedTensor> name_state(const GptState& s, bool once) {
-    std::vector<NamedTensor> named = name_tensors(s, "master", s.master, once);
-    if (s.average) std::ranges::move(name_tensors(s, "average", s.average, once), std::back_inserter(named));
-    for (const RuleState& rule : s.update.rules)
-        for (size_t slot = 0; slot < rule.slots.size(); slot++)
-            for (size_t i = 0; i < s.layout.tensors.size(); i++) {
-                const UpdateLayout::Place& place = s.update.tensors[i];
-                if (&s.update.rules[size_t(place.rule)] != &rule) continue;
-                named.push_back(named_tensor(s, s.layout.tensors[i], optimizer_row(rule.rule).slots[slot].name,
-                                             rule.slots[slot].from(place.state_begin), once));
-            }
-    std::ranges::move(name_factors(s, once), std::back_inserter(named));
-    return named;
 }
 
 }  // namespace
@@ -176,7 +110,7 @@ void Gpt::initialize(uint64_t seed) {
     GptState& s = *state_;
     float* const values = s.master.dtype == Dtype::fp32 ? s.master.as<float>() : s.own_grad;
     require(values, "initialize: masters in %s need the gradients' memory", name_of(s.master.dtype));
-    for (const Tensor& tensor : s.layout.tensors) initialize_tensor(s, tensor, seed, values);
+    initialize_tensors(s, seed, values);
     if (values != s.master.data) ops::cast({.out = s.master, .inp = values, .count = owned_elements(s)}, s.stream);
     masters_changed();
 }
@@ -247,55 +181,6 @@ ResidualSum block_input(const GptState& s, size_t layer) {
     if (layer == 0) return {.residual = s.acts.block[0].residual, .branch = nullptr};
     const BlockActivations& before = s.acts.block[layer - 1];
     return {.residual = before.residual_mid, .branch = before.mlp.out};
-}
-
-// Appends the root mean square of a norm's input. Its rows' mean and rstd are already on the device: the mean square of
-// a row is mean^2 + 1 / rstd^2 - eps, for RMSNorm without the mean.
-void measure_residual(GptState& s, const NormActivations& norm) {
-    const size_t rows = training_sizes(s).rows();
-    std::vector<float>& host = s.host_statistics;
-    host.assign(2 * rows, 0.0f);
-    if (norm.mean.view) copy_to_host(host.data(), norm.mean.view.data, rows * sizeof(float), s.stream);
-    copy_to_host(host.data() + rows, norm.rstd.view.data, rows * sizeof(float), s.stream);
-    synchronize(s.stream);
-    double sum = 0;
-    for (size_t row = 0; row < rows; row++) {
-        const double mean = host[row], rstd = host[rows + row];
-        sum += mean * mean + 1 / (rstd * rstd) - double(float(s.options.shape.norm_eps));
-    }
-    s.residual_rms.push_back(std::sqrt(sum < 0 ? 0 : sum / double(rows)));  // rounding can make it negative
-}
-
-// Returns the norm of each tensor's gradient, from the update's sums over all ranks' chunks.
-std::vector<double> tensor_norms(const GptState& s) {
-    std::vector<double> sums(s.host_all_chunks.size()), norms(s.layout.tensors.size());
-    copy_to_host(sums.data(), s.sums, sums.size() * sizeof(double), s.stream);
-    synchronize(s.stream);
-    for (const ops::Chunk& chunk : s.host_all_chunks) norms[size_t(chunk.tensor)] += sums[size_t(chunk.index)];
-    for (double& norm : norms) norm = std::sqrt(norm) / double(s.host_loss_scale);
-    return norms;
-}
-
-// Returns the squared norm of the gradients so far: of this rank's whole gradients, or of its part of the sums over
-// ranks. Uses the places of the update's sums and clears them.
-double gradients_squared(GptState& s) {
-    const bool is_whole = s.options.keeps_whole_gradients();
-    wait_shards(s);
-    run(s.stream, ops::squared_sums,
-        {.out = s.sums,
-         .values = is_whole ? s.grad : s.own_grad,
-         .chunks = is_whole ? s.all_chunks : s.own_chunks,
-         .n_chunks = int(is_whole ? s.host_all_chunks.size() : s.host_own_chunks.size())},
-        {.elements = is_whole ? s.layout.elements : s.layout.shard_elements});
-    std::vector<double> sums(s.host_all_chunks.size());
-    const size_t bytes = sums.size() * sizeof(double);
-    copy_to_host(sums.data(), s.sums, bytes, s.stream);
-    synchronize(s.stream);
-    const double sum = std::accumulate(sums.begin(), sums.end(), 0.0);
-    std::ranges::fill(sums, 0.0);
-    copy_to_device(s.sums, sums.data(), bytes, s.stream);
-    synchronize(s.stream);
-    return sum / (double(s.host_loss_scale) * double(s.host_loss_scale));
 }
 
 }  // namespace

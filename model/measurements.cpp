@@ -1,0 +1,56 @@
+#include "model/measurements.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "kernels/device.h"
+#include "kernels/op_stream.h"
+#include "kernels/ops.h"
+#include "model/sharding.h"
+
+// The rows' mean and rstd are already on the device: the mean square of a row is mean^2 + 1 / rstd^2 - eps, for RMSNorm
+// without the mean.
+void measure_residual(GptState& s, const NormActivations& norm) {
+    const size_t rows = training_sizes(s).rows();
+    std::vector<float>& host = s.host_statistics;
+    host.assign(2 * rows, 0.0f);
+    if (norm.mean.view) copy_to_host(host.data(), norm.mean.view.data, rows * sizeof(float), s.stream);
+    copy_to_host(host.data() + rows, norm.rstd.view.data, rows * sizeof(float), s.stream);
+    synchronize(s.stream);
+    double sum = 0;
+    for (size_t row = 0; row < rows; row++) {
+        const double mean = host[row], rstd = host[rows + row];
+        sum += mean * mean + 1 / (rstd * rstd) - double(float(s.options.shape.norm_eps));
+    }
+    s.residual_rms.push_back(std::sqrt(sum < 0 ? 0 : sum / double(rows)));  // rounding can make it negative
+}
+
+std::vector<double> tensor_norms(const GptState& s) {
+    std::vector<double> sums(s.host_all_chunks.size()), norms(s.layout.tensors.size());
+    copy_to_host(sums.data(), s.sums, sums.size() * sizeof(double), s.stream);
+    synchronize(s.stream);
+    for (const ops::Chunk& chunk : s.host_all_chunks) norms[size_t(chunk.tensor)] += sums[size_t(chunk.index)];
+    for (double& norm : norms) norm = std::sqrt(norm) / double(s.host_loss_scale);
+    return norms;
+}
+
+double gradients_squared(GptState& s) {
+    const bool is_whole = s.options.keeps_whole_gradients();
+    wait_shards(s);
+    run(s.stream, ops::squared_sums,
+        {.out = s.sums,
+         .values = is_whole ? s.grad : s.own_grad,
+         .chunks = is_whole ? s.all_chunks : s.own_chunks,
+         .n_chunks = int(is_whole ? s.host_all_chunks.size() : s.host_own_chunks.size())},
+        {.elements = is_whole ? s.layout.elements : s.layout.shard_elements});
+    std::vector<double> sums(s.host_all_chunks.size());
+    const size_t bytes = sums.size() * sizeof(double);
+    copy_to_host(sums.data(), s.sums, bytes, s.stream);
+    synchronize(s.stream);
+    const double sum = std::accumulate(sums.begin(), sums.end(), 0.0);
+    std::ranges::fill(sums, 0.0);
+    copy_to_device(s.sums, sums.data(), bytes, s.stream);
+    synchronize(s.stream);
+    return sum / (double(s.host_loss_scale) * double(s.host_loss_scale));
+}
