@@ -1,9 +1,11 @@
 // Communication between ranks. A communicator is an argument, never a global.
 //
-// Collectives run on a separate queue, concurrently with the compute stream. A collective starts after the work that
-// was on the stream at the call. wait() makes a stream wait for a collective; do not access its buffers before that.
-// Every rank must call the same collectives in the same order with the same sizes. A single rank sends no data, and its
-// collectives must be in place; its exchange() copies.
+// A communicator runs its collectives in the order of the calls, on a separate queue, concurrently with the compute
+// stream and with other communicators. A collective starts after the work that was on the stream at the call. wait()
+// makes a stream wait for a collective; do not access its buffers before that. Every rank of a communicator must call
+// the same collectives in the same order with the same sizes. Ranks that share two communicators should also call the
+// collectives of both in the same order: NCCL's kernels occupy the GPU while they wait for other ranks. CPU ranks need
+// not. A single rank sends no data, and its collectives must be in place; its exchange() copies.
 //
 // The linker chooses the implementation: comm_single.cpp for one rank, comm_mpi.cpp for CPU ranks (MPI), comm_nccl.cu
 // for GPUs (NCCL).
@@ -29,16 +31,23 @@ struct CommSettings {
     bool deterministic = false;
     double deadline_s = 120;  // time limit of a collective
     bool always = false;      // use the library for a single rank too, to test it on one GPU
-    // Gathers one text per rank on all ranks, in rank order. Required if comm_needs_gather().
+    // Gathers one text per rank on all ranks, in rank order. Required if comm_needs_gather(), until close_comm().
     std::function<std::vector<std::string>(const std::string& mine)> gather = {};
-    // Called before each collective, on the thread that starts it, so that a hang report can name the collective.
+    // Called before each collective, on the thread that starts it, so that a hang report can name the collective. The
+    // number counts this rank's collectives in all communicators.
     std::function<void(uint64_t number, const char* name)> note = [](uint64_t, const char*) {};
 };
 
 // Connects the ranks. Fails with Exit::config if the binary was built without the required library, and with
 // Exit::peer_lost or Exit::hang if the other ranks do not join.
 Comm open_comm(const CommSettings& settings);
+// Closes a communicator and its groups. Closing a group does nothing: it ends with the communicator that was split.
 void close_comm(Comm& comm);
+
+// Returns this rank's group: the ranks of `comm` with the same color, ordered by key and, for equal keys, by rank. A
+// group of one rank is comm_single(). A collective of open_comm()'s communicator, which waits for all ranks and fails
+// like open_comm(). A group has its own tickets, trace and totals.
+Comm split(const Comm& comm, int color, int key);
 
 // The communicator of a single-rank run.
 inline Comm comm_single() { return {}; }

@@ -1,14 +1,16 @@
 // Collectives between CPU ranks with MPI.
 //
-// A separate thread makes all MPI calls. It completes the requests one at a time, in order, by polling. So collectives
-// make progress while other threads compute, and have the same order on every rank. Sums are computed here and not by
-// MPI, because an MPI library's order of addition depends on its version and the message size: each rank receives all
-// pieces of its share and adds them in the order of a tree.
+// A separate thread makes all MPI calls. It completes each communicator's requests one at a time, in order, by polling,
+// and different communicators concurrently. So collectives make progress while other threads compute, and two groups
+// cannot wait for each other. Sums are computed here and not by MPI, because an MPI library's order of
+// addition depends on its version and the message size: each rank receives all pieces of its share and adds them in the
+// order of a tree.
 #include <algorithm>
 #include <climits>
 #include <condition_variable>
 #include <deque>
 #include <exception>
+#include <optional>
 #include <thread>
 
 #include "kernels/base/check.h"
@@ -26,16 +28,21 @@ int checked_count(size_t count, const char* what) {
     return int(count);
 }
 
-// A request to the communication thread: `begin` starts `operations` MPI operations and returns MPI's error code,
-// `finish` runs after their completion.
+// A request to the communication thread: `begin` starts `operations` MPI operations on the communicator and returns
+// MPI's error code, `finish` runs after their completion.
 struct Request {
     const char* name;
-    std::function<int(MPI_Request*)> begin;
-    std::function<void()> finish;
+    std::function<int(MPI_Comm, MPI_Request*)> begin;
+    std::function<void()> finish = nullptr;
     double bytes = 0;  // sent by this rank
     size_t operations = 1;
     // Called for each operation that ends, with its number and MPI's error code.
     std::function<void(size_t, int, const MPI_Status&)> check = nullptr;
+    uint64_t number = 0;  // among this process's collectives
+
+    // Of a request in progress
+    std::vector<MPI_Request> mpi = {};
+    double begin_ms = 0;
 };
 
 // Messages are sent in parts, because MPI counts bytes as int. The last part of a message is shorter than kPartBytes,
@@ -68,76 +75,105 @@ void check_received(const Part& part, int rank, int code, const MPI_Status& stat
              part.rank, code == MPI_SUCCESS ? std::to_string(part.begin + size_t(received)) : "more");
 }
 
-class Queue {
+class MpiThread;
+
+// The requests of a communicator.
+struct Queue {
+    MpiThread& thread;
+    MPI_Comm mpi;
+
+    // Used only by the calling thread.
+    uint64_t asked = 0, exchanges = 0;
+    CommTotals totals = {};
+
+    // Shared with the communication thread, guarded by its mutex.
+    std::deque<Request> waiting = {};
+    uint64_t finished = 0;
+    Trace* trace = nullptr;
+
+    // Used only by the communication thread.
+    std::optional<Request> current = {};
+};
+
+class MpiThread {
 public:
-    explicit Queue(const CommSettings& settings) : settings_(settings) {
+    explicit MpiThread(const CommSettings& settings) : settings_(settings) {
+        queues_.push_back(std::make_unique<Queue>(*this, MPI_COMM_WORLD));
         thread_ = std::jthread([this] { run(); });
-        wait(push({"join", nullptr, nullptr}));
+        wait(world(), push(world(), {"join", nullptr}));
     }
 
     // Does not finalize MPI after a failure, because that would wait for lost ranks.
-    ~Queue() {
+    ~MpiThread() {
         const std::lock_guard lock(mutex_);
         stop_ = true;
         changed_.notify_all();
     }
 
-    uint64_t enqueue(Request request) {
-        settings_.note(asked_ + 1, request.name);
-        return push(std::move(request));
+    Queue& world() { return *queues_[0]; }
+
+    uint64_t enqueue(Queue& queue, Request request) {
+        request.number = ++collectives_;
+        settings_.note(request.number, request.name);
+        return push(queue, std::move(request));
     }
 
-    void enqueue_and_wait(Request request) { wait(enqueue(std::move(request))); }
+    void enqueue_and_wait(Queue& queue, Request request) { wait(queue, enqueue(queue, std::move(request))); }
 
-    // Waits until this request and all earlier ones have finished. Rethrows the thread's error.
-    void wait(uint64_t number) {
+    // Waits until this request and all earlier ones of the queue have finished. Rethrows the thread's error.
+    void wait(Queue& queue, uint64_t number) {
         const double start_ms = steady_ms();
         std::unique_lock lock(mutex_);
-        changed_.wait(lock, [&] { return finished_ >= number || error_; });
-        if (finished_ < number) std::rethrow_exception(error_);
+        changed_.wait(lock, [&] { return queue.finished >= number || error_; });
+        if (queue.finished < number) std::rethrow_exception(error_);
         const double end_ms = steady_ms();
-        totals.waited_ms += end_ms - start_ms;
-        if (trace_) trace_->add({.lane = Lane::device, .name = "wait", .begin_ms = start_ms, .end_ms = end_ms});
+        queue.totals.waited_ms += end_ms - start_ms;
+        if (queue.trace)
+            queue.trace->add({.lane = Lane::device, .name = "wait", .begin_ms = start_ms, .end_ms = end_ms});
     }
 
-    void drain() {
+    void drain(Queue& queue) {
         std::unique_lock lock(mutex_);
-        changed_.wait(lock, [&] { return finished_ == asked_ || error_; });
+        changed_.wait(lock, [&] { return queue.finished == queue.asked || error_; });
     }
 
-    void observe(Trace* trace) {
+    void observe(Queue& queue, Trace* trace) {
         const std::lock_guard lock(mutex_);
-        trace_ = trace;
+        queue.trace = trace;
     }
 
-    // Used only by the calling thread.
-    CommTotals totals;
-    uint64_t exchanges = 0;
+    Comm split(Queue& queue, int color, int key) {
+        Comm group;
+        auto begin = [](MPI_Comm comm, MPI_Request* request) { return MPI_Ibarrier(comm, request); };
+        // MPI_Comm_split() blocks, but not for long after the barrier.
+        auto finish = [&] {
+            MPI_Comm mpi = MPI_COMM_NULL;
+            check_mpi(MPI_Comm_split(queue.mpi, color, key, &mpi), "MPI_Comm_split");
+            check_mpi(MPI_Comm_set_errhandler(mpi, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
+            check_mpi(MPI_Comm_rank(mpi, &group.rank), "MPI_Comm_rank");
+            check_mpi(MPI_Comm_size(mpi, &group.size), "MPI_Comm_size");
+            if (group.size > 1) group.handle = queues_.emplace_back(std::make_unique<Queue>(*this, mpi)).get();
+        };
+        enqueue_and_wait(queue, {"split", begin, finish});
+        return group;
+    }
 
 private:
-    uint64_t push(Request request) {
+    uint64_t push(Queue& queue, Request request) {
         const std::lock_guard lock(mutex_);
-        waiting_.push_back(std::move(request));
+        queue.waiting.push_back(std::move(request));
         changed_.notify_all();
-        return ++asked_;
+        return ++queue.asked;
     }
 
     void run() {
         try {
             join();
-            Request request;
-            while (next(request)) {
-                const double start_ms = steady_ms();
-                carry_out(request);
-                const std::lock_guard lock(mutex_);
-                if (trace_)
-                    trace_->add({.lane = Lane::communication,
-                                 .name = request.name,
-                                 .bytes = request.bytes,
-                                 .begin_ms = start_ms,
-                                 .end_ms = steady_ms()});
-                finished_++;
-                changed_.notify_all();
+            constexpr int kEagerPolls = 100;
+            for (int polls = 0; take_requests(); polls++) {
+                for (size_t i = 0; i < queues_.size(); i++)  // a split adds queues
+                    if (advance(*queues_[i])) polls = 0;
+                pause_after(polls, kEagerPolls);
             }
             check_mpi(MPI_Finalize(), "MPI_Finalize");
         } catch (...) {
@@ -149,10 +185,11 @@ private:
 
     void join() {
         int provided = 0, rank = 0, size = 0;
+        const MPI_Comm comm = world().mpi;
         check_mpi(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &provided), "MPI_Init");
-        check_mpi(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
-        check_mpi(MPI_Comm_rank(MPI_COMM_WORLD, &rank), "MPI_Comm_rank");
-        check_mpi(MPI_Comm_size(MPI_COMM_WORLD, &size), "MPI_Comm_size");
+        check_mpi(MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
+        check_mpi(MPI_Comm_rank(comm, &rank), "MPI_Comm_rank");
+        check_mpi(MPI_Comm_size(comm, &size), "MPI_Comm_size");
         if (rank != settings_.rank || size != settings_.size)
             fail(Exit::config,
                  "this process is rank %d of %d, but MPI says rank %d of %d: start it with the mpirun of the MPI "
@@ -160,68 +197,104 @@ private:
                  settings_.rank, settings_.size, rank, size, comm_library());
     }
 
-    // Waits for a request. Returns false if the queue is empty and stopped.
-    bool next(Request& request) {
+    // Takes the next request of each queue that has none in progress. Blocks if there is nothing to do. Returns false
+    // if all requests have finished and there will be no others.
+    bool take_requests() {
         std::unique_lock lock(mutex_);
-        changed_.wait(lock, [&] { return stop_ || !waiting_.empty(); });
-        if (waiting_.empty()) return false;
-        request = std::move(waiting_.front());
-        waiting_.pop_front();
+        auto is_busy = [](const auto& queue) { return queue->current || !queue->waiting.empty(); };
+        changed_.wait(lock, [&] { return stop_ || std::ranges::any_of(queues_, is_busy); });
+        if (std::ranges::none_of(queues_, is_busy)) return false;
+        for (const auto& queue : queues_) {
+            if (queue->current || queue->waiting.empty()) continue;
+            queue->current = std::move(queue->waiting.front());
+            queue->waiting.pop_front();
+        }
         return true;
     }
 
-    void carry_out(const Request& request) {
-        if (!request.begin) return;
-        std::vector<MPI_Request> mpi(request.operations, MPI_REQUEST_NULL);
-        check_mpi(request.begin(mpi.data()), request.name);
-        constexpr int kEagerPolls = 100;
-        // Each operation is tested on its own: a message of the wrong size is reported while others are missing.
-        auto is_done = [&] {
-            size_t pending = 0;
-            for (size_t i = 0; i < mpi.size(); i++) {
-                if (mpi[i] == MPI_REQUEST_NULL) continue;
-                int done = 0;
-                MPI_Status status;
-                const int code = MPI_Test(&mpi[i], &done, &status);
-                if (request.check && (done || code != MPI_SUCCESS)) request.check(i, code, status);
-                check_mpi(code, request.name);
-                pending += !done;
+    // Begins the queue's current request, or finishes it if its operations have ended. Returns false if there was
+    // nothing to do.
+    bool advance(Queue& queue) {
+        if (!queue.current) return false;
+        Request& request = *queue.current;
+        if (request.begin_ms == 0) {
+            request.begin_ms = steady_ms();
+            if (request.begin) {
+                request.mpi.assign(request.operations, MPI_REQUEST_NULL);
+                check_mpi(request.begin(queue.mpi, request.mpi.data()), request.name);
             }
-            return pending == 0;
-        };
-        if (!poll_until(settings_.deadline_s, kEagerPolls, is_done))
-            fail(Exit::hang, "rank %d waited %.0f s for the other ranks in %s (collective %llu)", settings_.rank,
-                 settings_.deadline_s, request.name, static_cast<unsigned long long>(finished_ + 1));
+            return true;
+        }
+        if (!has_ended(request)) {
+            if (steady_ms() - request.begin_ms >= 1000 * settings_.deadline_s)
+                fail(Exit::hang, "rank %d waited %.0f s for the other ranks in %s (collective %llu)", settings_.rank,
+                     settings_.deadline_s, request.name, static_cast<unsigned long long>(request.number));
+            return false;
+        }
         if (request.finish) request.finish();
+        const std::lock_guard lock(mutex_);
+        if (queue.trace)
+            queue.trace->add({.lane = Lane::communication,
+                              .name = request.name,
+                              .bytes = request.bytes,
+                              .begin_ms = request.begin_ms,
+                              .end_ms = steady_ms()});
+        queue.current.reset();
+        queue.finished++;
+        changed_.notify_all();
+        return true;
+    }
+
+    // Tests each operation on its own: a message of the wrong size is reported while others are missing.
+    static bool has_ended(Request& request) {
+        size_t pending = 0;
+        for (size_t i = 0; i < request.mpi.size(); i++) {
+            if (request.mpi[i] == MPI_REQUEST_NULL) continue;
+            int done = 0;
+            MPI_Status status;
+            const int code = MPI_Test(&request.mpi[i], &done, &status);
+            if (request.check && (done || code != MPI_SUCCESS)) request.check(i, code, status);
+            check_mpi(code, request.name);
+            pending += !done;
+        }
+        return pending == 0;
     }
 
     const CommSettings settings_;
-    uint64_t asked_ = 0;  // used only by the calling thread
+    uint64_t collectives_ = 0;  // started; used only by the calling thread
 
-    // Shared with the communication thread, guarded by the mutex.
     std::mutex mutex_;
     std::condition_variable changed_;
-    std::deque<Request> waiting_;
-    uint64_t finished_ = 0;
-    bool stop_ = false;
-    std::exception_ptr error_;
-    Trace* trace_ = nullptr;
+    bool stop_ = false;         // guarded by the mutex
+    std::exception_ptr error_;  // guarded by the mutex
+    // The first is the communicator of all ranks. Only the communication thread adds others, and uses them.
+    std::vector<std::unique_ptr<Queue>> queues_;
 
     std::jthread thread_;  // last member, so that it is joined before the members that it uses are destroyed
 };
 
 Queue& queue_of(const Comm& comm) { return *static_cast<Queue*>(comm.handle); }
+MpiThread& thread_of(const Comm& comm) { return queue_of(comm).thread; }
+
+Ticket enqueue(const Comm& comm, Request request) {
+    return {thread_of(comm).enqueue(queue_of(comm), std::move(request))};
+}
 
 }  // namespace
 
 Comm open_comm(const CommSettings& settings) {
     if (settings.size == 1) return comm_single();
-    return {settings.rank, settings.size, new Queue(settings)};
+    auto* const thread = new MpiThread(settings);
+    return {settings.rank, settings.size, &thread->world()};
 }
 
 void close_comm(Comm& comm) {
-    delete static_cast<Queue*>(comm.handle);
+    if (comm.size > 1 && &queue_of(comm) == &thread_of(comm).world()) delete &thread_of(comm);
     comm = comm_single();
+}
+
+Comm split(const Comm& comm, int color, int key) {
+    return comm.size == 1 ? comm_single() : thread_of(comm).split(queue_of(comm), color, key);
 }
 
 std::string comm_library() { return mpi_library(); }
@@ -231,24 +304,24 @@ std::string comm_launcher() { return "mpirun"; }
 bool comm_needs_gather() { return false; }
 
 void wait(Ticket ticket, const Comm& comm, Stream) {
-    if (comm.size > 1 && ticket.number > 0) queue_of(comm).wait(ticket.number);
+    if (comm.size > 1 && ticket.number > 0) thread_of(comm).wait(queue_of(comm), ticket.number);
 }
 
 void observe(const Comm& comm, Trace* trace) {
-    if (comm.size > 1) queue_of(comm).observe(trace);
+    if (comm.size > 1) thread_of(comm).observe(queue_of(comm), trace);
 }
 
 void drain(const Comm& comm) noexcept {
-    if (comm.size > 1) queue_of(comm).drain();
+    if (comm.size > 1) thread_of(comm).drain(queue_of(comm));
 }
 
 Ticket all_reduce_sum(double* values, size_t count, const Comm& comm, Stream) {
     if (comm.size == 1) return {};
     const int elements = checked_count(count, "all_reduce_sum");
-    auto begin = [=](MPI_Request* request) {
-        return MPI_Iallreduce(MPI_IN_PLACE, values, elements, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD, request);
+    auto begin = [=](MPI_Comm mpi, MPI_Request* request) {
+        return MPI_Iallreduce(MPI_IN_PLACE, values, elements, MPI_DOUBLE, MPI_SUM, mpi, request);
     };
-    return {queue_of(comm).enqueue({"all_reduce_sum", begin, nullptr, all_reduce_bytes(count, comm.size)})};
+    return enqueue(comm, {"all_reduce_sum", begin, nullptr, all_reduce_bytes(count, comm.size)});
 }
 
 size_t reduce_scatter_scratch_bytes(size_t count, int size, bool) {
@@ -260,13 +333,13 @@ Ticket reduce_scatter_sum(const ReduceScatter& op, const Comm& comm, Stream) {
     const int elements = checked_count(op.count, "reduce_scatter_sum");
     const size_t sent = size_t(comm.size - 1) * op.count * sizeof(float);
     queue_of(comm).totals.bytes_sent += sent;
-    auto begin = [=](MPI_Request* request) {
-        return MPI_Ialltoall(op.inp, elements, MPI_FLOAT, op.scratch, elements, MPI_FLOAT, MPI_COMM_WORLD, request);
+    auto begin = [=](MPI_Comm mpi, MPI_Request* request) {
+        return MPI_Ialltoall(op.inp, elements, MPI_FLOAT, op.scratch, elements, MPI_FLOAT, mpi, request);
     };
     auto finish = [op, size = comm.size] {
         tree_sum(op.out, static_cast<const float*>(op.scratch), op.count, size, op.count);
     };
-    return {queue_of(comm).enqueue({"reduce_scatter_sum", begin, finish, double(sent)})};
+    return enqueue(comm, {"reduce_scatter_sum", begin, finish, double(sent)});
 }
 
 Ticket all_gather(void* out, const void* inp, size_t bytes, const Comm& comm, Stream) {
@@ -275,11 +348,10 @@ Ticket all_gather(void* out, const void* inp, size_t bytes, const Comm& comm, St
     const bool in_place = inp == static_cast<const std::byte*>(out) + size_t(comm.rank) * bytes;
     const size_t sent = size_t(comm.size - 1) * bytes;
     queue_of(comm).totals.bytes_sent += sent;
-    auto begin = [=](MPI_Request* request) {
-        return MPI_Iallgather(in_place ? MPI_IN_PLACE : inp, count, MPI_BYTE, out, count, MPI_BYTE, MPI_COMM_WORLD,
-                              request);
+    auto begin = [=](MPI_Comm mpi, MPI_Request* request) {
+        return MPI_Iallgather(in_place ? MPI_IN_PLACE : inp, count, MPI_BYTE, out, count, MPI_BYTE, mpi, request);
     };
-    return {queue_of(comm).enqueue({"all_gather", begin, nullptr, double(sent)})};
+    return enqueue(comm, {"all_gather", begin, nullptr, double(sent)});
 }
 
 Ticket exchange(const Exchange& op, const Comm& comm, Stream stream) {
@@ -294,25 +366,23 @@ Ticket exchange(const Exchange& op, const Comm& comm, Stream stream) {
     };
     // MPI keeps the order of a pair's messages. A separate tag keeps a surplus message out of the next exchange.
     const int tag = int(queue.exchanges++ % kTags);
-    auto begin = [receive = std::move(receive), send = std::move(send), tag](MPI_Request* request) {
+    auto begin = [receive = std::move(receive), send = std::move(send), tag](MPI_Comm mpi, MPI_Request* request) {
         int code = MPI_SUCCESS;
         for (const Part& part : receive)
-            if (code == MPI_SUCCESS)
-                code = MPI_Irecv(part.data, part.bytes, MPI_BYTE, part.rank, tag, MPI_COMM_WORLD, request++);
+            if (code == MPI_SUCCESS) code = MPI_Irecv(part.data, part.bytes, MPI_BYTE, part.rank, tag, mpi, request++);
         for (const Part& part : send)
-            if (code == MPI_SUCCESS)
-                code = MPI_Isend(part.data, part.bytes, MPI_BYTE, part.rank, tag, MPI_COMM_WORLD, request++);
+            if (code == MPI_SUCCESS) code = MPI_Isend(part.data, part.bytes, MPI_BYTE, part.rank, tag, mpi, request++);
         return code;
     };
-    return {queue.enqueue({"exchange", begin, nullptr, double(sent), operations, check})};
+    return enqueue(comm, {"exchange", begin, nullptr, double(sent), operations, check});
 }
 
 int all_reduce_max(int value, const Comm& comm) {
     if (comm.size == 1) return value;
-    auto begin = [&value](MPI_Request* request) {
-        return MPI_Iallreduce(MPI_IN_PLACE, &value, 1, MPI_INT, MPI_MAX, MPI_COMM_WORLD, request);
+    auto begin = [&value](MPI_Comm mpi, MPI_Request* request) {
+        return MPI_Iallreduce(MPI_IN_PLACE, &value, 1, MPI_INT, MPI_MAX, mpi, request);
     };
-    queue_of(comm).enqueue_and_wait({"all_reduce_max", begin, nullptr});
+    thread_of(comm).enqueue_and_wait(queue_of(comm), {"all_reduce_max", begin, nullptr});
     return value;
 }
 
@@ -320,10 +390,10 @@ std::function<std::string(const std::string& mine)> launcher_share(const Comm& c
     return [comm](const std::string& mine) {
         return share_text(mine, [&](void* data, size_t bytes) {
             const int count = checked_count(bytes, "broadcast");
-            auto begin = [=](MPI_Request* request) {
-                return MPI_Ibcast(data, count, MPI_BYTE, 0, MPI_COMM_WORLD, request);
+            auto begin = [=](MPI_Comm mpi, MPI_Request* request) {
+                return MPI_Ibcast(data, count, MPI_BYTE, 0, mpi, request);
             };
-            queue_of(comm).enqueue_and_wait({"broadcast", begin, nullptr});
+            thread_of(comm).enqueue_and_wait(queue_of(comm), {"broadcast", begin, nullptr});
         });
     };
 }

@@ -3,7 +3,7 @@
 // Collectives run on a separate stream. Each one waits for an event recorded on the caller's stream at the call, and
 // records an event when it finishes. The host blocks only if it needs a result, and then it polls. The communicator is
 // non-blocking: after each call, the host polls its state until NCCL has accepted the call. So every wait has a
-// deadline. Any failure aborts the communicator and becomes an error message.
+// deadline. Any failure aborts the communicator and its groups and becomes an error message.
 #include <nccl.h>
 #include <unistd.h>
 
@@ -47,12 +47,25 @@ std::string nccl_words(ncclResult_t code, ncclComm_t comm) {
     return words;
 }
 
+// Returns a new id on `rank`, with which ranks can connect.
+ncclUniqueId new_id(int rank) {
+    ncclUniqueId id;
+    const ncclResult_t code = ncclGetUniqueId(&id);
+    if (code != ncclSuccess)
+        fail(exit_of(code), "rank %d: ncclGetUniqueId failed: %s", rank, nccl_words(code, nullptr));
+    return id;
+}
+
+using IdBytes = std::array<char, NCCL_UNIQUE_ID_BYTES>;
+
 class Nccl {
 public:
-    Nccl(const CommSettings& settings, const ncclUniqueId& id) : settings_(settings), name_("join") {
+    // Connects the ranks of `place`. `all`: the communicator that they are a group of, or null.
+    Nccl(const CommSettings& settings, const Comm& place, const ncclUniqueId& id, Nccl* all)
+        : settings_(settings), rank_(place.rank), size_(place.size), all_(all ? *all : *this), name_("join") {
         ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
         config.blocking = 0;
-        complete(ncclCommInitRankConfig(&comm_, settings.size, id, settings.rank, &config), "ncclCommInitRankConfig",
+        complete(ncclCommInitRankConfig(&comm_, size_, id, rank_, &config), "ncclCommInitRankConfig",
                  settings.deadline_s);
         check_cuda(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate");
         called_ = make_event(cudaEventDisableTiming);
@@ -63,7 +76,8 @@ public:
 
     // Also runs after a failure, when every CUDA call may fail, so it ignores errors.
     ~Nccl() {
-        abort();
+        groups_.clear();
+        abort_own();
         cudaFree(device_);
         cudaFreeHost(pinned_);
         cudaStreamDestroy(stream_);
@@ -114,7 +128,7 @@ public:
     // Sends all pieces to their owners and sums them here, because NCCL's order depends on its version and the network.
     void reduce_scatter_as_tree(const ReduceScatter& op) {
         auto* others = static_cast<float*>(op.scratch);
-        const size_t rank = size_t(settings_.rank), size = size_t(settings_.size);
+        const size_t rank = size_t(rank_), size = size_t(size_);
         group([&](auto note) {
             for (size_t peer = 0; peer < size; peer++) {
                 if (peer == rank) continue;
@@ -125,8 +139,8 @@ public:
         tree_sum({.out = op.out,
                   .own = op.inp + rank * op.count,
                   .others = others,
-                  .own_part = settings_.rank,
-                  .parts = settings_.size,
+                  .own_part = rank_,
+                  .parts = size_,
                   .count = op.count},
                  {stream_});
     }
@@ -166,7 +180,30 @@ public:
         }
     }
 
+    // The first rank of each group creates the id of its communicator.
+    Comm split(int color, int key) {
+        require(!is_group(), "split: a group cannot be split");
+        std::vector<std::array<int, 2>> members;  // of this rank's group: keys and ranks
+        const std::vector<std::string> places = settings_.gather(nlohmann::json({color, key}).dump());
+        for (size_t rank = 0; rank < places.size(); rank++) {
+            const auto [its_color, its_key] = nlohmann::json::parse(places[rank]).get<std::array<int, 2>>();
+            if (its_color == color) members.push_back({its_key, int(rank)});
+        }
+        std::ranges::sort(members);
+        const auto mine = std::ranges::find(members, settings_.rank, [](const auto& member) { return member[1]; });
+        Comm group{int(mine - members.begin()), int(members.size())};
+        ncclUniqueId id{};
+        if (group.rank == 0 && group.size > 1) id = new_id(settings_.rank);
+        const std::vector<std::string> ids = settings_.gather(nlohmann::json(std::to_array(id.internal)).dump());
+        if (group.size == 1) return comm_single();
+        const auto first = nlohmann::json::parse(ids[size_t(members[0][1])]).get<IdBytes>();
+        std::ranges::copy(first, id.internal);
+        group.handle = groups_.emplace_back(std::make_unique<Nccl>(settings_, group, id, this)).get();
+        return group;
+    }
+
     void finalize() {
+        for (const auto& group : groups_) group->finalize();
         if (!comm_) return;
         name_ = "leaving";
         const double limit_s = std::min(settings_.deadline_s, kPartingSeconds);
@@ -177,13 +214,15 @@ public:
     }
 
     bool is_deterministic() const { return settings_.deterministic; }
+    bool is_group() const { return &all_ != this; }
 
 private:
     void begin(const char* name) {
         if (!comm_)
             fail(Exit::peer_lost, "rank %d: %s called after the communicator was aborted", settings_.rank, name);
         name_ = name;
-        settings_.note(++asked_, name);
+        asked_++;
+        settings_.note(number_ = ++all_.collectives_, name);
     }
 
     Ticket end() {
@@ -224,28 +263,38 @@ private:
         const std::string words = nccl_words(code, comm_);
         abort();
         fail(exit_of(code), "rank %d: %s failed in %s (collective %llu): %s", settings_.rank, call, name_,
-             static_cast<unsigned long long>(asked_), words);
+             static_cast<unsigned long long>(number_), words);
     }
 
     [[noreturn]] void report_hang(const char* call, double limit_s) {
         abort();
         fail(Exit::hang, "rank %d waited %.0f s for the other ranks in %s (collective %llu): %s did not finish",
-             settings_.rank, limit_s, name_, static_cast<unsigned long long>(asked_), call);
+             settings_.rank, limit_s, name_, static_cast<unsigned long long>(number_), call);
     }
 
-    // Removes hanging collectives from the GPU. Ignores errors, because an earlier error is already reported.
+    // Removes hanging collectives of all groups from the GPU: the program ends. Ignores errors, because an earlier
+    // error is already reported.
     void abort() noexcept {
+        for (const auto& group : all_.groups_) group->abort_own();
+        all_.abort_own();
+        abort_own();  // this may be a group that is not yet among them
+    }
+    void abort_own() noexcept {
         if (comm_) ncclCommAbort(std::exchange(comm_, nullptr));
     }
 
-    const CommSettings settings_;
+    const CommSettings settings_;  // with the rank and the number of ranks of the run
+    const int rank_, size_;
+    Nccl& all_;  // the communicator that was split, or this one
+    std::vector<std::unique_ptr<Nccl>> groups_;
     ncclComm_t comm_ = nullptr;  // null after an abort
     cudaStream_t stream_ = nullptr;
     Event called_;
     std::array<Event, kEvents> finished_;
     int *device_ = nullptr, *pinned_ = nullptr;  // staging for a value of the host
-    uint64_t asked_ = 0;
-    CommTotals totals_;  // excluding laps still in stream_waits_
+    uint64_t asked_ = 0;                         // collectives of this communicator
+    uint64_t number_ = 0, collectives_ = 0;      // the last one's number and their count, over all groups
+    CommTotals totals_;                          // excluding laps still in stream_waits_
     Stopwatch stream_waits_;
     Trace* trace_ = nullptr;
     const char* name_;  // of the last started collective
@@ -259,7 +308,7 @@ Nccl& nccl_of(const Comm& comm) { return *static_cast<Nccl*>(comm.handle); }
 struct RankInfo {
     std::string host, machine, gpu;  // machine: boot id, distinguishes hosts with the same name; gpu: PCI bus id
     std::string problem;             // why the rank has no GPU or no NCCL; or empty
-    std::array<char, NCCL_UNIQUE_ID_BYTES> id{};  // rank 0's ncclUniqueId
+    IdBytes id{};                    // rank 0's ncclUniqueId
     NLOHMANN_DEFINE_TYPE_INTRUSIVE(RankInfo, host, machine, gpu, problem, id)
 };
 
@@ -290,11 +339,7 @@ RankInfo rank_info(const CommSettings& settings) {
     int version = 0;
     if (info.problem.empty() && ncclGetVersion(&version) != ncclSuccess)
         info.problem = std::string("cannot use NCCL: ") + ncclGetLastError(nullptr);
-    if (settings.rank > 0 || !info.problem.empty()) return info;
-    ncclUniqueId id;
-    const ncclResult_t code = ncclGetUniqueId(&id);
-    if (code != ncclSuccess) fail(exit_of(code), "rank 0: ncclGetUniqueId failed: %s", nccl_words(code, nullptr));
-    std::copy_n(id.internal, sizeof(id.internal), info.id.begin());
+    if (settings.rank == 0 && info.problem.empty()) info.id = std::to_array(new_id(0).internal);
     return info;
 }
 
@@ -323,13 +368,20 @@ Comm open_comm(const CommSettings& settings) {
     check_ranks(ranks);
     ncclUniqueId id;
     std::copy(ranks[0].id.begin(), ranks[0].id.end(), id.internal);
-    return {settings.rank, settings.size, new Nccl(settings, id)};
+    Comm comm{settings.rank, settings.size};
+    comm.handle = new Nccl(settings, comm, id, nullptr);
+    return comm;
 }
 
 void close_comm(Comm& comm) {
-    const std::unique_ptr<Nccl> nccl(static_cast<Nccl*>(comm.handle));
-    comm = comm_single();
-    if (nccl) nccl->finalize();
+    auto* const nccl = static_cast<Nccl*>(std::exchange(comm, comm_single()).handle);
+    if (!nccl || nccl->is_group()) return;
+    const std::unique_ptr<Nccl> owner(nccl);
+    nccl->finalize();
+}
+
+Comm split(const Comm& comm, int color, int key) {
+    return comm.size == 1 ? comm_single() : nccl_of(comm).split(color, key);
 }
 
 std::string comm_library() {

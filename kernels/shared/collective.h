@@ -41,16 +41,21 @@ inline Ticket exchange_alone(const Exchange& op, Stream stream) {
     return {};
 }
 
-// Waits for a library whose calls do not block: polls until `is_done`, at first `eager_polls` times without sleeping,
-// because most waits are short. Returns false on timeout.
+// Pauses after a poll of a library whose calls do not block. The first `eager_polls` pauses are short, because most
+// waits are.
+inline void pause_after(int polls, int eager_polls) {
+    if (polls < eager_polls)
+        std::this_thread::yield();
+    else
+        std::this_thread::sleep_for(std::chrono::microseconds(20));
+}
+
+// Polls until `is_done`. Returns false on timeout.
 template <class Condition> bool poll_until(double limit_s, int eager_polls, Condition is_done) {
     const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(limit_s);
     for (int polls = 0; !is_done(); polls++) {
         if (std::chrono::steady_clock::now() >= end) return false;
-        if (polls < eager_polls)
-            std::this_thread::yield();
-        else
-            std::this_thread::sleep_for(std::chrono::microseconds(20));
+        pause_after(polls, eager_polls);
     }
     return true;
 }

@@ -95,7 +95,7 @@ Ranks::Ranks(const RankEnvironment& environment, const Config& config, const std
         .local_rank = environment.local_rank,
         .deterministic = config.parallel.deterministic_reduce,
         .deadline_s = kCollectiveTimeout_s,
-        .gather = [this](const std::string& mine) { return control_->all_gather(mine, "the GPUs of the ranks"); },
+        .gather = [this](const std::string& mine) { return control_->all_gather(mine, "the ranks of a communicator"); },
         .note = [this](uint64_t number, const char* name) { activity_->note_collective(number, name); }};
     const ControlSettings timeouts = control_settings(config);
     RankEnvironment place = environment;

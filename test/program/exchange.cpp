@@ -1,4 +1,4 @@
-// Ranks that exchange messages, for test_exchange.py, on CPUs or simulated GPUs:
+// Ranks that exchange messages and form groups, for test_exchange.py, on CPUs or simulated GPUs:
 //
 //   exchange [--nproc N] patterns         who sends what to whom: checks every byte, the totals and the trace
 //   exchange --nproc N parts              messages of more than 64 MiB
@@ -6,11 +6,17 @@
 //   exchange --nproc N missing            rank 0 does not send what rank 1 expects
 //   exchange --nproc N surplus            rank 0 sends what rank 1 does not expect, then what it does
 //   exchange --nproc N dies, stops        rank 1 does so instead of sending
+//   exchange [--nproc N] groups [tree]    splits in several ways: checks members, collectives, totals and traces; tree:
+//                                         with deterministic sums
+//   exchange --nproc 4 crossed            collectives of rows and columns in an order that differs between ranks
+//   exchange --nproc N dies, stops group  rank 1 does so in a group with rank 0
+//   exchange --nproc N fails              rank 0's library call, which the environment makes fail; with a group
 #include <unistd.h>
 
 #include <algorithm>
 #include <csignal>
 #include <cstring>
+#include <numeric>
 
 #include "kernels/trace.h"
 #include "runtime/cluster/cluster.h"
@@ -204,9 +210,163 @@ void unequal(const Comm& comm, size_t sent, size_t wanted) {
     all_reduce_max(0, comm);
 }
 
-void run_case(const Comm& comm, const std::vector<std::string>& arguments) {
+// ---- groups ---------------------------------------------------------------------------------------------------------
+
+struct Place {
+    int color, key;
+};
+using Partition = std::function<Place(int rank)>;
+
+// The ranks of this rank's group, in its order: a textbook for split().
+std::vector<int> members_of(const Comm& comm, const Partition& partition) {
+    std::vector<int> members;
+    for (int rank = 0; rank < comm.size; rank++)
+        if (partition(rank).color == partition(comm.rank).color) members.push_back(rank);
+    std::ranges::stable_sort(members, {}, [&](int rank) { return partition(rank).key; });
+    return members;
+}
+
+// Gathers and sums values that differ between ranks, elements and rounds.
+class GroupCollectives {
+public:
+    GroupCollectives(const Comm& group, std::vector<int> members, int round)
+        : group_(group),
+          members_(std::move(members)),
+          round_(round),
+          size_(members_.size()),
+          gathered_(size_ * kCount * sizeof(float)),
+          inp_(size_ * kCount * sizeof(float)),
+          out_(kCount * sizeof(float)),
+          scratch_(std::max<size_t>(1, reduce_scatter_scratch_bytes(kCount, group.size, true))) {
+        for (size_t i = 0; i < size_ * kCount; i++) values_.push_back(value(members_[size_t(group.rank)], i));
+        copy_to_device(inp_.data(), values_.data(), inp_.bytes(), {});
+        synchronize({});
+    }
+
+    void start() {
+        float* const gathered = static_cast<float*>(gathered_.data()) + size_t(group_.rank) * kCount;
+        copy_on_device(gathered, inp_.data(), kCount * sizeof(float), {});
+        all_gather(gathered_.data(), gathered, kCount * sizeof(float), group_, {});
+        float* const inp = static_cast<float*>(inp_.data());
+        ticket_ = reduce_scatter_sum({.out = group_.size == 1 ? inp : static_cast<float*>(out_.data()),
+                                      .scratch = scratch_.data(),
+                                      .inp = inp,
+                                      .count = kCount},
+                                     group_, {});
+    }
+
+    void check(const char* name) {
+        wait(ticket_, group_, {});
+        std::vector<float> gathered(size_ * kCount), sums(kCount);
+        copy_to_host(gathered.data(), gathered_.data(), gathered_.bytes(), {});
+        copy_to_host(sums.data(), group_.size == 1 ? inp_.data() : out_.data(), out_.bytes(), {});
+        synchronize({});
+        for (size_t i = 0; i < gathered.size(); i++)
+            require(gathered[i] == value(members_[i / kCount], i % kCount), "%s: rank %d's group gathered %g at %zu",
+                    name, members_[size_t(group_.rank)], gathered[i], i);
+        for (size_t i = 0; i < kCount; i++) {
+            float sum = 0;
+            for (int member : members_) sum += value(member, size_t(group_.rank) * kCount + i);
+            require(sums[i] == sum, "%s: rank %d's group has the sum %g instead of %g", name,
+                    members_[size_t(group_.rank)], sums[i], sum);
+        }
+    }
+
+private:
+    static constexpr size_t kCount = 1000;
+
+    // Whole numbers, so that every order of addition gives the same sum
+    float value(int rank, size_t i) const { return float((size_t(rank * 31 + round_ * 7) + i) % 1009); }
+
+    const Comm group_;
+    const std::vector<int> members_;
+    const int round_;
+    const size_t size_;
+    std::vector<float> values_;
+    DeviceBuffer gathered_, inp_, out_, scratch_;
+    Ticket ticket_;
+};
+
+void check_group(const Comm& comm, const char* name, const Partition& partition) {
+    const std::vector<int> members = members_of(comm, partition);
+    const int color = partition(comm.rank).color, size = int(members.size());
+    Comm group = split(comm, color, partition(comm.rank).key);
+    require(group.size == size && members[size_t(group.rank)] == comm.rank,
+            "%s: rank %d is rank %d of %d in its group of %d", name, comm.rank, group.rank, group.size, size);
+    const CommTotals all_before = comm_totals(comm);
+    for (int round : {1, 2}) {
+        GroupCollectives collectives(group, members, round);
+        collectives.start();
+        check(group, name, 200 + 10 * round + color, [](int from, int to) {
+            return std::vector<size_t>{size_t(1 + 100 * from + to), 5000};
+        });
+        collectives.check(name);
+    }
+    require(all_reduce_max(comm.rank, group) == *std::ranges::max_element(members), "%s: wrong maximum", name);
+    const DeviceBuffer device_sum(sizeof(double));
+    double sum = comm.rank;
+    copy_to_device(device_sum.data(), &sum, sizeof sum, {});
+    wait(all_reduce_sum(static_cast<double*>(device_sum.data()), 1, group, {}), group, {});
+    copy_to_host(&sum, device_sum.data(), sizeof sum, {});
+    synchronize({});
+    require(sum == std::accumulate(members.begin(), members.end(), 0.0), "%s: wrong sum %g", name, sum);
+    check_trace(group);
+    require(comm_totals(comm).bytes_sent == all_before.bytes_sent, "%s: a group's bytes are counted twice", name);
+    close_comm(group);
+    require(group.size == 1 && all_reduce_max(comm.rank, comm) == comm.size - 1, "%s: after closing a group", name);
+}
+
+void groups(const Comm& comm) {
+    check_group(comm, "pairs", [](int rank) { return Place{rank / 2, rank}; });
+    check_group(comm, "even and odd, last first", [](int rank) { return Place{rank % 2, -rank}; });
+    check_group(comm, "all", [](int) { return Place{7, 0}; });
+    check_group(comm, "alone", [](int rank) { return Place{rank, 3}; });
+    check_group(comm, "the first and the others", [](int rank) { return Place{rank > 0, rank % 2}; });
+}
+
+// Each rank waits for another: 0's row for 1, 1's column for 3, 3's row for 2 and 2's column for 0.
+void crossed(const Comm& comm) {
+    const Partition partitions[] = {[](int rank) {
+                                        return Place{rank / 2, rank};
+                                    },
+                                    [](int rank) {
+                                        return Place{rank % 2, rank};
+                                    }};
+    std::vector<GroupCollectives> lines;
+    for (const Partition& partition : partitions)
+        lines.emplace_back(split(comm, partition(comm.rank).color, partition(comm.rank).key),
+                           members_of(comm, partition), 3);
+    const size_t first = comm.rank == 1 || comm.rank == 2;
+    for (int repetition = 0; repetition < 20; repetition++) {
+        lines[first].start();
+        lines[1 - first].start();
+    }
+    for (GroupCollectives& line : lines) line.check("crossed");
+}
+
+// Rank 0's collective of all ranks fails while one of a group waits for rank 1. The group must end at once.
+void fail_with_group(const Comm& comm) {
+    const Comm group = split(comm, 0, comm.rank);
+    const DeviceBuffer array(size_t(group.size) * sizeof(double));
+    while (comm.rank > 0) ::pause();
+    all_gather(array.data(), array.data(), sizeof(double), group, {});
+    try {
+        all_reduce_sum(static_cast<double*>(array.data()), 1, comm, {});
+    } catch (...) {
+        drain(group);
+        throw;
+    }
+}
+
+// ---- cases ----------------------------------------------------------------------------------------------------------
+
+void run_case(const Comm& all, const std::vector<std::string>& arguments) {
     const std::string& name = arguments.at(0);
+    const Comm comm = arguments.back() == "group" ? split(all, all.rank > 1, all.rank) : all;
     const auto from_1 = [](int from, int) { return from == 1 ? std::vector<size_t>{1000} : std::vector<size_t>(); };
+    if (name == "groups") return groups(comm);
+    if (name == "crossed") return crossed(comm);
+    if (name == "fails") return fail_with_group(comm);
     if (name == "patterns") return patterns(comm);
     if (name == "parts") return parts(comm);
     if (name == "sizes") return unequal(comm, std::stoul(arguments.at(1)), std::stoul(arguments.at(2)));
@@ -217,9 +377,10 @@ void run_case(const Comm& comm, const std::vector<std::string>& arguments) {
                      [](int from, int to) { return std::vector<size_t>(from == 0 && to == 1, 1000); });
     }
     check(comm, "before the fault", 0, from_1);
-    if (name == "dies" && comm.rank == 1) std::raise(SIGKILL);
-    while (name == "stops" && comm.rank == 1) ::pause();
+    if (name == "dies" && all.rank == 1) std::raise(SIGKILL);
+    while (name == "stops" && all.rank == 1) ::pause();
     check(comm, "with a lost rank", 1, from_1);
+    all_reduce_max(0, all);  // the groups without it
 }
 
 Exit run(std::vector<std::string> arguments) {
@@ -232,6 +393,7 @@ Exit run(std::vector<std::string> arguments) {
     Config config;
     config.run.dir = "run";
     const std::string& name = arguments.at(1);
+    config.parallel.deterministic_reduce = arguments.back() == "tree";
     config.parallel.step_timeout_s = name == "missing" || name == "stops" ? 6 : 100;
     Ranks ranks(environment, config, "exchange");
     return ranks.run([&] {

@@ -1,4 +1,4 @@
-"""exchange() of kernels/comm.h with 1 to 4 ranks: on CPUs with MPI, and on simulated GPUs with a stand-in for NCCL. The
+"""exchange() and split() of kernels/comm.h: on CPUs with MPI, and on simulated GPUs with a stand-in for NCCL. The
 program exchange.cpp compares every byte. Wrong messages and lost ranks are reported in time."""
 import shutil
 import subprocess
@@ -22,11 +22,12 @@ class Exchange(unittest.TestCase):
         self.addCleanup(folder.cleanup)
         self.dir = folder.name
 
-    def exchange(self, ranks, *arguments, codes=(0,)):
+    def exchange(self, ranks, *arguments, codes=(0,), environment=()):
         """Requires an end in time with one of these codes; returns the output."""
         started = time.monotonic()
         result = subprocess.run([self.program, "--nproc", str(ranks), *map(str, arguments)], cwd=self.dir, text=True,
-                                capture_output=True, timeout=170, env={**MPI_ENVIRONMENT, "OMP_NUM_THREADS": "1"})
+                                capture_output=True, timeout=170,
+                                env={**MPI_ENVIRONMENT, "OMP_NUM_THREADS": "1", **dict(environment)})
         said = result.stdout + result.stderr
         self.assertIn(result.returncode, codes, said)
         if codes != (0,):
@@ -60,6 +61,31 @@ class Exchange(unittest.TestCase):
         said = self.exchange(3, "surplus", codes=self.internal)
         self.assertRegex(said, r"rank 0 has messages from or to rank 1, which has gone on to ncclAllReduce")
 
+    def test_groups(self):
+        for ranks in (1, 2, 3, 4, 6):
+            with self.subTest(ranks=ranks):
+                self.exchange(ranks, "groups", *["tree"] * (ranks in (3, 4)))
+
+    def test_a_failure_ends_the_groups(self):
+        said = self.exchange(2, "fails", codes=(71, 76), environment={"STAND_IN_NCCL": "fail 6 0"})
+        self.assertIn("rank 0: ncclAllReduce failed in all_reduce_sum (collective 2)", said)
+
+    def test_a_failed_split_is_reported(self):
+        for action, reason in (("fail", "ncclGetUniqueId"), ("late", "ncclCommInitRankConfig")):
+            call = {"ncclGetUniqueId": 3, "ncclCommInitRankConfig": 4}[reason]
+            with self.subTest(call=reason):
+                said = self.exchange(2, "groups", codes=(70, 71, 76),
+                                     environment={"STAND_IN_NCCL": f"{action} {call} 0"})
+                self.assertIn(f"rank 0: {reason} failed", said)
+
+    def test_a_rank_that_dies_in_a_group_is_reported(self):
+        said = self.exchange(4, "dies", "group", codes=(76, 128 + 9))
+        self.assertRegex(said, r"rank 1 on \S+ \(pid \d+\) died")
+
+    def test_a_rank_that_hangs_in_a_group_is_reported(self):
+        said = self.exchange(4, "stops", "group", codes=(80,))
+        self.assertRegex(said, r"rank 1 on \S+ \(pid \d+\) hangs")
+
     def test_a_rank_that_dies_is_reported(self):
         self.assertRegex(self.exchange(3, "dies", codes=(76, 128 + 9)), r"rank 1 on \S+ \(pid \d+\) died")
 
@@ -76,6 +102,11 @@ class MpiExchange(Exchange):
 
     def sentence_of_sizes(self, sent, wanted):
         return rf"rank 1 expects {wanted} bytes from rank 0, which sends {sent if sent < wanted else 'more'}\b"
+
+    test_a_failure_ends_the_groups = test_a_failed_split_is_reported = None  # of NCCL
+
+    def test_groups_in_any_order(self):
+        self.exchange(4, "crossed")
 
     def test_a_missing_message_is_reported(self):
         said = self.exchange(3, "missing", codes=(80,))
