@@ -9,6 +9,9 @@ HF_CONFIG, SUPERVISION, EVAL = "training/models/hf_config.cpp", "commands/superv
 RETENTION, START, SAVE, SHARD = ("runtime/checkpoint/retention.cpp", "runtime/checkpoint/start.cpp",
                                  "runtime/checkpoint/save.cpp", "runtime/checkpoint/shard.cpp")
 CHECKPOINT, BACKGROUND = "runtime/checkpoint/checkpoint.cpp", "runtime/checkpoint/background_save.cpp"
+BOXES, MANIFEST = "runtime/checkpoint/boxes.cpp", "runtime/checkpoint/manifest.cpp"
+RUNS, OVERLAPS = "test_cpu: *runs that two pieces*", "test_cpu: pieces that overlap*"
+DIVISIONS, REFUSED = "test_cpu: any division of the tensors*", "test_cpu: boxes that do not cover*"
 RUN_DIRECTORY = "runtime/checkpoint/run_directory.cpp"
 SUPERVISOR, RENDEZVOUS, CONTROL = ("runtime/cluster/supervisor.cpp", "runtime/cluster/rendezvous.cpp",
                                    "runtime/cluster/control_channel.cpp")
@@ -133,6 +136,24 @@ FAULTS = [
     (START, "--auto starts over if every checkpoint was set aside",
      "    if (!newest && has_checkpoints(run_dir) &&", "    if (!newest && request.step && has_checkpoints(run_dir) &&",
      "test_cpu: start*"),
+    (BOXES, "a run begins in the box's first column", "+ (col - in_b.col);", "+ 0;", DIVISIONS),
+    (BOXES, "whole rows of one box count as whole in both", "col_end - col == in_a.cols && ", "", RUNS),
+    (BOXES, "a run continues after the end of the piece", "std::min(at_b + count, b.first + b.count);",
+     "at_b + count;", RUNS),
+    (BOXES, "a piece has a row too many", "std::max<size_t>(1, (end - at) / box.cols)", "(end - at) / box.cols + 1",
+     RUNS),
+    (BOXES, "all boxes begin at the first element", "        begin += box.count();\n", "", DIVISIONS),
+    (BOXES, "a box that has ended still overlaps", "ends.begin()->first <= box.row;", "ends.begin()->first < box.row;",
+     OVERLAPS),
+    (BOXES, "a box overlaps only boxes to its right",
+     "if (next != open.begin() && std::prev(next)->first + std::prev(next)->second->cols > box.col)", "if (false)",
+     OVERLAPS),
+    (BOXES, "a box may end outside the tensor", "box.cols <= whole.cols - box.col && ", "", REFUSED),
+    (MANIFEST, "a tensor without some elements is accepted", "count != elements)", "count > elements)", REFUSED),
+    (MANIFEST, "the first version's checkpoints are refused", "if (version < 1) fail(", "if (version < 2) fail(",
+     "test_cpu: a checkpoint of version 1 is read"),
+    (SHARD, "all boxes are at the place of the first", "            offset += piece.count * element;\n", "", DIVISIONS),
+    (CHECKPOINT, "all boxes are read to the place of the first", "        begin += piece.count;\n", "", DIVISIONS),
     (CHECKPOINT, "a checkpoint that is set aside may come back",
      "    sync_directory(directory_of(path));\n    return path;",
      "    return path;", "test_cpu: a checkpoint that is set aside stays aside after a power cut"),

@@ -80,6 +80,15 @@ inline void set_floats(View array, const float* values, size_t count) {
     copy_to_device(array.data, rounded.data(), count * sizeof(bf16), Stream{});
 }
 
+// A part of a tensor as a matrix: the first dimension counts its rows, the other dimensions together its columns. A
+// scalar has one element.
+struct Box {
+    size_t row = 0, rows = 0;  // rows [row, row + rows)
+    size_t col = 0, cols = 0;
+    bool operator==(const Box&) const = default;
+    size_t count() const { return rows * cols; }
+};
+
 // A tensor with its name in files and the part of it in this process's memory. The model lists its state in this form;
 // checkpoints, safetensors files and Hugging Face directories save and load it.
 struct NamedTensor {
@@ -89,4 +98,7 @@ struct NamedTensor {
     size_t first = 0;           // local elements: [first, first + count) of the flattened tensor, in the device's order
     size_t count = 0;
     bool transposed = false;  // the device stores the two dimensions in reverse order (safetensors files only)
+    // If not empty, the local elements are a range of the boxes' elements, box after box and row after row (checkpoints
+    // only).
+    std::vector<Box> boxes = {};
 };

@@ -56,26 +56,31 @@ void check_wanted(const NamedTensor& wanted, const NamedTensor& stored, bool con
     if (wanted.shape != stored.shape || (wanted.values.dtype != stored.values.dtype && !fits))
         fail(Exit::data, "%s: tensor %s is %s, must be %s", directory, name, type_and_shape(stored),
              type_and_shape(wanted));
-    const size_t elements = elements_of(stored);
-    require(wanted.first <= elements && wanted.count <= elements - wanted.first,
-            "%s: elements [%zu, %zu + %zu) of tensor %s requested, it has %zu", directory, wanted.first, wanted.first,
-            wanted.count, name, elements);
+    size_t count = 0;
+    for (const Piece& piece : pieces_of(wanted)) count += is_within(piece, stored.shape) ? piece.count : 0;
+    require(count == wanted.count, "%s: elements [%zu, %zu + %zu) of tensor %s requested, it has %zu", directory,
+            wanted.first, wanted.first, wanted.count, name, elements_of(stored));
 }
 
-// The part of a requested tensor that a piece contains: its bytes in the file and their destination on the device.
+// Elements of a requested tensor that are in a shard file: their bytes in the file and their destination on the device.
 struct Overlap {
     size_t begin, end;  // offsets in the file
     Dtype type;         // in the file
     View to;
 };
 
-std::optional<Overlap> overlap_of(const NamedTensor& wanted, Dtype type, const Piece& piece) {
-    const size_t begin = std::max(piece.first, wanted.first);
-    const size_t end = std::min(piece.first + piece.count, wanted.first + wanted.count);
-    const size_t element = size_of(type);
-    if (begin >= end) return std::nullopt;
-    return Overlap{piece.file_offset + (begin - piece.first) * element,
-                   piece.file_offset + (end - piece.first) * element, type, wanted.values.from(begin - wanted.first)};
+// Returns what a stored piece has of the requested tensor, in the order of the file.
+std::vector<Overlap> overlaps_of(const NamedTensor& wanted, Dtype type, const Piece& stored) {
+    std::vector<Overlap> overlaps;
+    size_t begin = 0;  // of the wanted piece, among the wanted elements
+    for (const Piece& piece : pieces_of(wanted)) {
+        for_each_common_run(stored, piece, wanted.shape, [&](size_t from, size_t to, size_t count) {
+            const size_t offset = stored.file_offset + from * size_of(type);
+            overlaps.push_back({offset, offset + count * size_of(type), type, wanted.values.from(begin + to)});
+        });
+        begin += piece.count;
+    }
+    return overlaps;
 }
 
 // Copies parts of one shard file to the device block by block, converts weights to the type there, and verifies the
@@ -138,7 +143,7 @@ void Checkpoint::load(const std::vector<NamedTensor>& tensors, OtherTensors othe
             const auto tensor = wanted.find(piece.tensor);
             if (tensor == wanted.end()) continue;
             const Dtype type = stored[piece.tensor]->values.dtype;
-            if (const auto part = overlap_of(*tensor->second, type, piece)) source.copy(*part);
+            for (const Overlap& part : overlaps_of(*tensor->second, type, piece)) source.copy(part);
         }
     }
 }

@@ -32,11 +32,19 @@ template <class Fields> static void describe(Fields& field, NamedTensor& tensor)
     field("shape", tensor.shape);
 }
 
+template <class Fields> static void describe(Fields& field, Box& box) {
+    field("row", box.row);
+    field("rows", box.rows, 1);
+    field("col", box.col);
+    field("cols", box.cols, 1);
+}
+
 template <class Fields> static void describe(Fields& field, Piece& piece) {
     field("tensor", piece.tensor);
     field("file_offset", piece.file_offset);
     field("first", piece.first);
     field("count", piece.count, 1);
+    field.optional("box", piece.box);
 }
 
 template <class Fields> static void describe(Fields& field, ShardFile& shard) {
@@ -98,12 +106,19 @@ void check_digits(const ShardFile& shard, const std::string& path) {
              kCrcDigits, shard.block_crc32cs.size());
 }
 
-// A tensor and the ranges (first, count) of its elements in the files.
+// A tensor and its pieces in the files.
 struct Coverage {
     const NamedTensor* tensor;
-    std::vector<std::pair<size_t, size_t>> ranges = {};
+    std::vector<Piece> pieces = {};
 };
 using Coverages = std::map<std::string_view, Coverage>;
+
+// "rows [0, 0 + 4), columns [8, 8 + 8) of ", or nothing for the whole tensor.
+std::string box_text(const Box& box) {
+    if (box.rows == 0) return "";
+    return format("rows [%zu, %zu + %zu), columns [%zu, %zu + %zu) of ", box.row, box.row, box.rows, box.col, box.col,
+                  box.cols);
+}
 
 // Checks that the pieces fill the file in order, without gaps.
 void check_file_is_filled(const ShardFile& shard, Coverages& coverages, const std::string& path) {
@@ -114,34 +129,33 @@ void check_file_is_filled(const ShardFile& shard, Coverages& coverages, const st
         if (found == coverages.end())
             fail(Exit::data, "%s has a piece of tensor %s, which is not listed", where, printed(piece.tensor));
         const NamedTensor& tensor = *found->second.tensor;
-        const size_t elements = elements_of(tensor), element = size_of(tensor.values.dtype);
-        if (piece.first > elements || piece.count > elements - piece.first)
-            fail(Exit::data, "%s: elements [%zu, %zu + %zu) of tensor %s, which has %zu", where, piece.first,
-                 piece.first, piece.count, tensor.name, elements);
+        const size_t element = size_of(tensor.values.dtype);
+        if (!is_within(piece, tensor.shape))
+            fail(Exit::data, "%s: elements [%zu, %zu + %zu) of %stensor %s, which has %zu in shape %s", where,
+                 piece.first, piece.first, piece.count, box_text(piece.box), tensor.name, elements_of(tensor),
+                 shape_text(tensor.shape));
         const size_t bytes = piece.count * element;
         if (piece.file_offset != end || end % element != 0 || bytes > shard.bytes - end)
             fail(Exit::data,
                  "%s: the piece of tensor %s with %zu bytes is at offset %zu, must be at %zu, aligned to %zu bytes, "
                  "and end by %zu",
                  where, tensor.name, bytes, piece.file_offset, end, element, shard.bytes);
-        found->second.ranges.emplace_back(piece.first, piece.count);
+        found->second.pieces.push_back(piece);
         end += bytes;
     }
     if (end != shard.bytes) fail(Exit::data, "%s: pieces end at %zu of %zu bytes", where, end, shard.bytes);
 }
 
 // Checks that the pieces of a tensor in all files cover every element exactly once.
-void check_tensor_is_whole(Coverage& coverage, const std::string& path) {
-    const char* name = coverage.tensor->name.c_str();
-    std::sort(coverage.ranges.begin(), coverage.ranges.end());
-    size_t end = 0;
-    for (auto [first, count] : coverage.ranges) {
-        if (first != end)
-            fail(Exit::data, "%s: tensor %s: a piece begins at element %zu, must begin at %zu", path, name, first, end);
-        end += count;
-    }
-    if (const size_t elements = elements_of(*coverage.tensor); end != elements)
-        fail(Exit::data, "%s: tensor %s: pieces end at element %zu of %zu", path, name, end, elements);
+void check_tensor_is_whole(const Coverage& coverage, const std::string& path) {
+    const NamedTensor& tensor = *coverage.tensor;
+    if (const auto found = find_overlap(coverage.pieces, tensor.shape))
+        fail(Exit::data, "%s: tensor %s: two pieces have row %zu, column %zu", path, tensor.name, found->row,
+             found->col);
+    size_t count = 0;
+    for (const Piece& piece : coverage.pieces) count += piece.count;
+    if (const size_t elements = elements_of(tensor); count != elements)
+        fail(Exit::data, "%s: tensor %s: its pieces have %zu of %zu elements", path, tensor.name, count, elements);
 }
 
 void check_shards(const Manifest& manifest, const std::string& path) {
@@ -164,7 +178,7 @@ void check_shards(const Manifest& manifest, const std::string& path) {
         check_digits(shard, path + ": " + shard.name);
         check_file_is_filled(shard, coverages, path);
     }
-    for (auto& [name, coverage] : coverages) check_tensor_is_whole(coverage, path);
+    for (const auto& [name, coverage] : coverages) check_tensor_is_whole(coverage, path);
 }
 
 }  // namespace
@@ -228,9 +242,9 @@ Manifest manifest_from_text(std::string_view text, const std::string& path) {
     int version = 0;
     field("version", version);
     const std::string mismatch =
-        format("%s has version %d, this program reads version %d", path.c_str(), version, kCheckpointVersion);
+        format("%s has version %d, this program reads versions 1 to %d", path.c_str(), version, kCheckpointVersion);
     if (version > kCheckpointVersion) throw NewerVersion(Exit::data, mismatch);
-    if (version < kCheckpointVersion) fail(Exit::data, "%s", mismatch);
+    if (version < 1) fail(Exit::data, "%s", mismatch);
     Manifest manifest;
     describe(field, manifest);
     field.end();

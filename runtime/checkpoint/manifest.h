@@ -1,18 +1,19 @@
 // The manifest of a checkpoint: MANIFEST.json, as a struct and as text.
 //
-// A shard file is the concatenation of its pieces. Each piece has the name of its tensor and the offset of its elements
-// in the whole tensor, so the number of ranks may differ between writing and reading. The pieces of all shard files
-// together cover every element of every tensor exactly once.
+// A shard file is the concatenation of its pieces. Each piece has the name of its tensor and its place in the whole
+// tensor, so the number of ranks and how they divide the tensors may differ between writing and reading. The pieces of
+// all shard files together cover every element of every tensor exactly once.
 #pragma once
 
 #include "kernels/base/check.h"
-#include "kernels/tensor.h"  // IWYU pragma: export
+#include "kernels/tensor.h"            // IWYU pragma: export
+#include "runtime/checkpoint/boxes.h"  // IWYU pragma: export
 #include "runtime/config/config.h"
 #include "runtime/config/divergence.h"
 #include "runtime/config/loss_scale.h"
 #include "runtime/config/schedule.h"
 
-inline constexpr int kCheckpointVersion = 1;
+inline constexpr int kCheckpointVersion = 2;            // version 1 had no boxes
 inline constexpr size_t kBlockBytes = size_t(1) << 20;  // covered by one CRC32C; the last block of a file is shorter
 inline constexpr size_t kCrcDigits = 8;                 // hexadecimal digits of a CRC32C in the manifest
 
@@ -26,14 +27,6 @@ bool is_name(const std::string& text);
 
 // "(2, 3)"
 std::string shape_text(const std::vector<size_t>& shape);
-
-// Elements [first, first + count) of the flattened tensor, at file_offset of the shard file that lists this piece.
-struct Piece {
-    std::string tensor;
-    size_t file_offset = 0;  // bytes
-    size_t first = 0;        // elements
-    size_t count = 0;        // elements
-};
 
 // The shard file that one rank wrote.
 struct ShardFile {

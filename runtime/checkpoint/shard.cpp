@@ -74,10 +74,15 @@ ShardFile write_shard(const std::string& directory, int rank, const std::vector<
         used = 0;
     };
     for (const NamedTensor& tensor : tensors) {
-        if (tensor.count == 0) continue;
-        const size_t element = size_of(tensor.values.dtype), offset = file.size() + used;
-        require(offset % element == 0, "checkpoint: tensor %s at offset %zu would not be aligned", tensor.name, offset);
-        shard.pieces.push_back({tensor.name, offset, tensor.first, tensor.count});
+        const size_t element = size_of(tensor.values.dtype);
+        size_t offset = file.size() + used;
+        require(tensor.count == 0 || offset % element == 0, "checkpoint: tensor %s at offset %zu would not be aligned",
+                tensor.name, offset);
+        for (Piece& piece : pieces_of(tensor)) {
+            piece.file_offset = offset;
+            offset += piece.count * element;
+            shard.pieces.push_back(std::move(piece));
+        }
         for (size_t done = 0, part; done < tensor.count; done += part) {
             if (used == block.size()) flush();
             std::byte* to = block.data() + used;

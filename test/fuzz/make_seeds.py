@@ -60,6 +60,15 @@ def two_shards():
     return whole
 
 
+def two_boxes():
+    """The same shard file with the matrix divided into columns."""
+    whole = manifest()
+    whole["shards"][0]["pieces"][:1] = [
+        {"tensor": "a", "file_offset": 8 * col, "first": 0, "count": 2 * cols,
+         "box": {"row": 0, "rows": 2, "col": col, "cols": cols}} for col, cols in ((0, 1), (1, 2))]
+    return {**whole, "version": 2}
+
+
 def runtime_seeds():
     write("config", "small", compact({"model": {"family": "llama", "n_layer": 2, "n_head": 4, "n_embd": 64},
                                       "train": {"max_steps": 10, "batch_size": 2, "seq_len": 32,
@@ -71,8 +80,10 @@ def runtime_seeds():
     write("config", "quickstart", (ROOT / "configs/quickstart.json").read_bytes())
     write("manifest", "one_shard", compact(manifest()))
     write("manifest", "two_shards", compact(two_shards()))
+    write("manifest", "two_boxes", compact(two_boxes()))
     write("shard_record", "small", compact(manifest()["shards"][0]))
     write("checkpoint", "small", compact(manifest()) + "\0" + "0123456789abcdef0123456789ab")
+    write("checkpoint", "two_boxes", compact(two_boxes()) + "\0" + "0123456789abcdef0123456789ab")
     header = compact({"__metadata__": {"format": "pt"}, "a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]},
                       "b": {"dtype": "BF16", "shape": [1, 2], "data_offsets": [8, 12]},
                       "c": {"dtype": "I64", "shape": [], "data_offsets": [12, 20]}}).encode()

@@ -377,10 +377,10 @@ TEST_CASE("a checkpoint of a newer program version stops the search and is not m
     for (int64_t step : {1, 2}) save_toy(run.path(), step, ToyModel(1, {{3}}));
     std::string directory = step_directory(run.path(), 2);
     std::string text = read_file(directory + "/MANIFEST.json");
-    text.replace(text.find("\"version\": 1"), 12, "\"version\": 2");
+    text.replace(text.find("\"version\": 2"), 12, "\"version\": 3");
     overwrite(directory + "/MANIFEST.json", text);
     overwrite(directory + "/COMMIT", std::to_string(text.size()) + " " + xxh3_128(text) + "\n");
-    expect_error(Exit::data, {"MANIFEST.json", "version 2", "version 1"},
+    expect_error(Exit::data, {"MANIFEST.json", "version 3", "versions 1 to 2"},
                  [&] { find_newest_valid(run.path(), [](const std::string&) {}); });
     CHECK(committed_steps(run.path()) == std::vector<int64_t>{1, 2});
 }

@@ -133,8 +133,8 @@ TEST_CASE("a manifest that contradicts itself is rejected even if its hash is co
     const Case cases[] = {
         {"\"format\"", "\"former\"", "format is missing"},
         {"train_gpt checkpoint", "train_gpt\\u001b[31m", "\\u001b"},
-        {"\"version\": 1", "\"version\": 0", "version 0"},
-        {"\"version\": 1", "\"version\": 1.0", "version must be an integer"},
+        {"\"version\": 2", "\"version\": 0", "version 0"},
+        {"\"version\": 2", "\"version\": 1.0", "version must be an integer"},
         {"\"step\": 100", "\"step\": -1", "step must be an integer from 0 to 1000000000, is -1"},
         {"\"step\": 100", "\"step\": 4294967297", "is 4294967297"},
         {"\"step\": 100", "\"step\": 1000000001", "is 1000000001"},
