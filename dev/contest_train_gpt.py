@@ -28,6 +28,7 @@ SETTINGS = {
     "prepare.vocab_size": 4096,
     "prepare.copies": 11,
     "prepare.bpe_dropout": 0.03,
+    "optim.weight_decay": 0.1,
 }
 # Only the time ends the run. It writes one checkpoint.
 FIXED = {"train.max_steps": 0, "data.val": "", "eval.every_steps": 0, "sample.every_steps": 0,

@@ -4,7 +4,8 @@
 #   scripts/quickstart.sh [--text FILE]
 #
 # Installs missing packages (setup.sh), builds, trains a tokenizer and the model of configs/quickstart.json on the King
-# James text (or FILE, UTF-8), and compares the model with xz on the last 5 % of the text, which is held out from both.
+# James text, and compares the model with xz on the last 5 % of the text, which is held out from both. Trains on FILE
+# (UTF-8) instead if there is one, with a vocabulary for its size.
 # Writes only to build/ and runs/quickstart/, and moves an earlier run there aside.
 # Exit codes: 0, or the exit codes of setup.sh, make and train_gpt.
 set -euo pipefail
@@ -47,22 +48,24 @@ make -s -j"$(nproc)" "$trainer"
 
 mkdir -p "$work"
 prompt=''
-dropout=()
+options=()
 if [ -z "$text" ]; then
     text=$work/kjv.txt
     prompt='And the king said'
-    dropout=(--bpe-dropout 0.01)  # the best for three or four passes over this text
+    # The best for three or four passes over this text
+    options=(--vocab-size "$(number_of vocab_size < "$config")" --bpe-dropout 0.01)
     bible -f 'Gen1:1-Rev22:21' < /dev/null > "$text"
 fi
 
 stage "a tokenizer and token shards from $text"
-"$trainer" prepare --vocab-size "$(number_of vocab_size < "$config")" "${dropout[@]}" "$text" --out "$work/data" \
-    --minutes 0 --force
+"$trainer" prepare "${options[@]}" "$text" --out "$work/data" --minutes 0 --force
+vocab_size=$(number_of vocab_size < "$work/data/dataset.json")
 
 # Ending the training 320 s after the start keeps the whole script under six minutes. Train for at least two minutes.
 seconds=$((320 - (SECONDS - start)))
 if [ "$seconds" -lt 120 ]; then seconds=120; fi
-run_command="$trainer $config --set train.max_minutes=$(awk "BEGIN { printf \"%.2f\", $seconds / 60 }")"
+run_command="$trainer $config --set model.vocab_size=$vocab_size"
+run_command+=" --set train.max_minutes=$(awk "BEGIN { printf \"%.2f\", $seconds / 60 }")"
 stage "training: $run_command"
 code=0
 $run_command --fresh || code=$?

@@ -302,7 +302,8 @@ class Quickstart(Folder):
         said = process.communicate(timeout=60)[0].decode(errors="replace")
         self.assertEqual(process.returncode, 75, said)
         # The printed command has the time limit of the stopped run.
-        self.assertRegex(said, r"build/train_gpt_cpu configs/quickstart.json --set train.max_minutes=[\d.]+ --resume")
+        self.assertRegex(said, r"build/train_gpt_cpu configs/quickstart.json --set model.vocab_size=512 "
+                               r"--set train.max_minutes=[\d.]+ --resume")
         self.assertTrue(list((self.repository / "runs/quickstart/checkpoints").glob("step_*/COMMIT")))
 
     def test_wrong_arguments(self):
