@@ -2,9 +2,8 @@
 //
 // A separate thread makes all MPI calls. It completes each communicator's requests one at a time, in order, by polling,
 // and different communicators concurrently. So collectives make progress while other threads compute, and two groups
-// cannot wait for each other. Sums are computed here and not by MPI, because an MPI library's order of
-// addition depends on its version and the message size: each rank receives all pieces of its share and adds them in the
-// order of a tree.
+// cannot wait for each other. Sums are computed here and not by MPI, because an MPI library's order of addition depends
+// on its version and the message size: each rank receives all pieces of its share and adds them in the order of a tree.
 #include <algorithm>
 #include <climits>
 #include <condition_variable>
@@ -118,8 +117,6 @@ public:
         return push(queue, std::move(request));
     }
 
-    void enqueue_and_wait(Queue& queue, Request request) { wait(queue, enqueue(queue, std::move(request))); }
-
     // Waits until this request and all earlier ones of the queue have finished. Rethrows the thread's error.
     void wait(Queue& queue, uint64_t number) {
         const double start_ms = steady_ms();
@@ -154,7 +151,7 @@ public:
             check_mpi(MPI_Comm_size(mpi, &group.size), "MPI_Comm_size");
             if (group.size > 1) group.handle = queues_.emplace_back(std::make_unique<Queue>(*this, mpi)).get();
         };
-        enqueue_and_wait(queue, {"split", begin, finish});
+        wait(queue, enqueue(queue, {"split", begin, finish}));
         return group;
     }
 
@@ -382,7 +379,7 @@ int all_reduce_max(int value, const Comm& comm) {
     auto begin = [&value](MPI_Comm mpi, MPI_Request* request) {
         return MPI_Iallreduce(MPI_IN_PLACE, &value, 1, MPI_INT, MPI_MAX, mpi, request);
     };
-    thread_of(comm).enqueue_and_wait(queue_of(comm), {"all_reduce_max", begin, nullptr});
+    wait(enqueue(comm, {"all_reduce_max", begin}), comm, Stream());
     return value;
 }
 
@@ -393,7 +390,7 @@ std::function<std::string(const std::string& mine)> launcher_share(const Comm& c
             auto begin = [=](MPI_Comm mpi, MPI_Request* request) {
                 return MPI_Ibcast(data, count, MPI_BYTE, 0, mpi, request);
             };
-            thread_of(comm).enqueue_and_wait(queue_of(comm), {"broadcast", begin, nullptr});
+            wait(enqueue(comm, {"broadcast", begin}), comm, Stream());
         });
     };
 }

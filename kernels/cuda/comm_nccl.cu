@@ -47,24 +47,27 @@ std::string nccl_words(ncclResult_t code, ncclComm_t comm) {
     return words;
 }
 
+// An ncclUniqueId, in the form in which ranks send it to each other.
+using IdBytes = std::array<char, NCCL_UNIQUE_ID_BYTES>;
+
 // Returns a new id on `rank`, with which ranks can connect.
-ncclUniqueId new_id(int rank) {
+IdBytes new_id(int rank) {
     ncclUniqueId id;
     const ncclResult_t code = ncclGetUniqueId(&id);
     if (code != ncclSuccess)
         fail(exit_of(code), "rank %d: ncclGetUniqueId failed: %s", rank, nccl_words(code, nullptr));
-    return id;
+    return std::to_array(id.internal);
 }
-
-using IdBytes = std::array<char, NCCL_UNIQUE_ID_BYTES>;
 
 class Nccl {
 public:
     // Connects the ranks of `place`. `all`: the communicator that they are a group of, or null.
-    Nccl(const CommSettings& settings, const Comm& place, const ncclUniqueId& id, Nccl* all)
+    Nccl(const CommSettings& settings, const Comm& place, const IdBytes& bytes, Nccl* all)
         : settings_(settings), rank_(place.rank), size_(place.size), all_(all ? *all : *this), name_("join") {
         ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
         config.blocking = 0;
+        ncclUniqueId id;
+        std::ranges::copy(bytes, id.internal);
         complete(ncclCommInitRankConfig(&comm_, size_, id, rank_, &config), "ncclCommInitRankConfig",
                  settings.deadline_s);
         check_cuda(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate");
@@ -192,12 +195,10 @@ public:
         std::ranges::sort(members);
         const auto mine = std::ranges::find(members, settings_.rank, [](const auto& member) { return member[1]; });
         Comm group{int(mine - members.begin()), int(members.size())};
-        ncclUniqueId id{};
-        if (group.rank == 0 && group.size > 1) id = new_id(settings_.rank);
-        const std::vector<std::string> ids = settings_.gather(nlohmann::json(std::to_array(id.internal)).dump());
+        const IdBytes own = group.rank == 0 && group.size > 1 ? new_id(settings_.rank) : IdBytes{};
+        const std::vector<std::string> ids = settings_.gather(nlohmann::json(own).dump());
         if (group.size == 1) return comm_single();
-        const auto first = nlohmann::json::parse(ids[size_t(members[0][1])]).get<IdBytes>();
-        std::ranges::copy(first, id.internal);
+        const auto id = nlohmann::json::parse(ids[size_t(members[0][1])]).get<IdBytes>();
         group.handle = groups_.emplace_back(std::make_unique<Nccl>(settings_, group, id, this)).get();
         return group;
     }
@@ -339,7 +340,7 @@ RankInfo rank_info(const CommSettings& settings) {
     int version = 0;
     if (info.problem.empty() && ncclGetVersion(&version) != ncclSuccess)
         info.problem = std::string("cannot use NCCL: ") + ncclGetLastError(nullptr);
-    if (settings.rank == 0 && info.problem.empty()) info.id = std::to_array(new_id(0).internal);
+    if (settings.rank == 0 && info.problem.empty()) info.id = new_id(0);
     return info;
 }
 
@@ -366,10 +367,8 @@ Comm open_comm(const CommSettings& settings) {
     for (const std::string& text : settings.size == 1 ? std::vector{mine} : settings.gather(mine))
         ranks.push_back(nlohmann::json::parse(text));
     check_ranks(ranks);
-    ncclUniqueId id;
-    std::copy(ranks[0].id.begin(), ranks[0].id.end(), id.internal);
     Comm comm{settings.rank, settings.size};
-    comm.handle = new Nccl(settings, comm, id, nullptr);
+    comm.handle = new Nccl(settings, comm, ranks[0].id, nullptr);
     return comm;
 }
 

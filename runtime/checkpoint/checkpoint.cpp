@@ -69,7 +69,7 @@ struct Overlap {
     View to;
 };
 
-// Returns what a stored piece has of the requested tensor, in the order of the file.
+// Returns what a stored piece has of the requested tensor, in the order of the requested elements.
 std::vector<Overlap> overlaps_of(const NamedTensor& wanted, Dtype type, const Piece& stored) {
     std::vector<Overlap> overlaps;
     size_t begin = 0;  // of the wanted piece, among the wanted elements

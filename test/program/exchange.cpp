@@ -341,8 +341,8 @@ void crossed(const Comm& comm) {
         lines[first].start();
         if (repetition == 0) ::usleep(100'000);  // the other ranks' collectives are in progress before the next
         lines[1 - first].start();
+        for (GroupCollectives& line : lines) line.check("crossed");
     }
-    for (GroupCollectives& line : lines) line.check("crossed");
 }
 
 // Rank 0's collective of all ranks fails while one of a group waits for rank 1. The group must end at once.

@@ -8,6 +8,8 @@
 
 #include "kernels/numeric.h"
 #include "runtime/checkpoint/checkpoint.h"
+#include "runtime/checkpoint/shard.h"
+#include "runtime/io/digest.h"
 
 class ToyModel {
 public:
@@ -75,4 +77,29 @@ inline void overwrite(const std::string& path, const std::string& content) {
 inline std::string with_flipped_bit(std::string content, size_t bit) {
     content[bit / 8] = char(content[bit / 8] ^ (1 << (bit % 8)));
     return content;
+}
+
+inline std::string replaced(std::string text, const std::string& from, const std::string& to) {
+    size_t at = text.find(from);
+    require(at != std::string::npos, "the manifest has no %s", from.c_str());
+    return text.replace(at, from.size(), to);
+}
+
+// Commits a manifest with a matching COMMIT, so that only its content can be rejected.
+inline void commit_text(const std::string& directory, const std::string& text) {
+    overwrite(directory + "/MANIFEST.json", text);
+    overwrite(directory + "/COMMIT", std::to_string(text.size()) + " " + xxh3_128(text) + "\n");
+}
+
+// A checkpoint as several ranks write it, each with one of `parts`, assembled by hand according to the format. Returns
+// its directory.
+inline std::string save_parts(const std::string& run_dir, int64_t step, const std::vector<NamedTensor>& tensors,
+                              const std::vector<std::vector<NamedTensor>>& parts) {
+    std::string directory = step_directory(run_dir, step);
+    make_directories(directory);
+    Manifest manifest{.info = toy_info(step), .world_size = int(parts.size()), .tensors = tensors, .shards = {}};
+    for (size_t rank = 0; rank < parts.size(); rank++)
+        manifest.shards.push_back(write_shard(directory, int(rank), parts[rank], copy_part_from_device));
+    commit_text(directory, manifest_to_text(manifest));
+    return directory;
 }

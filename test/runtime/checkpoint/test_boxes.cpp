@@ -4,8 +4,6 @@
 #include <random>
 
 #include "runtime/checkpoint/boxes.h"
-#include "runtime/checkpoint/shard.h"
-#include "runtime/io/digest.h"
 #include "runtime/io/files.h"
 #include "test/support/expect_error.h"
 #include "test/support/temporary_directory.h"
@@ -123,25 +121,16 @@ private:
     std::vector<NamedTensor> tensors_;
 };
 
-void commit(const std::string& directory, const std::string& manifest) {
-    overwrite(directory + "/MANIFEST.json", manifest);
-    overwrite(directory + "/COMMIT", std::to_string(manifest.size()) + " " + xxh3_128(manifest) + "\n");
-}
-
-// Writes a checkpoint as the ranks of the grid do.
 std::string save_with_grid(const std::string& run_dir, const Grid& grid, const std::vector<Shape>& shapes,
                            ToyModel& model) {
-    const std::string directory = step_directory(run_dir, 10);
-    make_directories(directory);
-    Manifest manifest{.info = toy_info(10), .world_size = int(grid.ranks()), .tensors = {}, .shards = {}};
-    manifest.tensors = model.tensors();
+    std::vector<RankPart> ranks;
+    std::vector<std::vector<NamedTensor>> parts;
     for (size_t rank = 0; rank < grid.ranks(); rank++) {
-        RankPart part(grid, shapes, rank);
-        part.take(model);
-        manifest.shards.push_back(write_shard(directory, int(rank), part.tensors(), copy_part_from_device));
+        ranks.emplace_back(grid, shapes, rank);
+        ranks.back().take(model);
+        parts.push_back(ranks.back().tensors());
     }
-    commit(directory, manifest_to_text(manifest));
-    return directory;
+    return save_parts(run_dir, 10, model.tensors(), parts);
 }
 
 const Grid kGrids[] = {{"whole", 1, 1, 1, 1},   {"rows", 3, 1, 1, 1},         {"columns", 1, 4, 1, 1},
@@ -231,14 +220,12 @@ TEST_CASE("a checkpoint of version 1 is read", "[checkpoint]") {
     TemporaryDirectory run;
     save_toy(run.path(), 20, saved);
     const std::string newer = step_directory(run.path(), 20);
-    std::string text = read_file(newer + "/MANIFEST.json");
+    const std::string text = read_file(newer + "/MANIFEST.json");
     CHECK(text.find("box") == text.npos);  // pieces of the whole tensor are as in version 1
-    text.replace(text.find("\"version\": 2"), 12, "\"version\": 1");
-    commit(newer, text);
+    commit_text(newer, replaced(text, "\"version\": 2", "\"version\": 1"));
     Checkpoint(newer).load(loaded.tensors());
     CHECK(loaded == saved);
-    text.replace(text.find("\"version\": 1"), 12, "\"version\": 0");
-    commit(newer, text);
+    commit_text(newer, replaced(text, "\"version\": 2", "\"version\": 0"));
     expect_error(Exit::data, {"version 0", "versions 1 to 2"}, [&] { Checkpoint checkpoint(newer); });
 }
 
@@ -261,10 +248,7 @@ TEST_CASE("boxes that do not cover a tensor exactly once are refused", "[checkpo
                           {"\"col\": 4", "\"column\": 4", "col is missing"},
                           {"8\n", "9\n", "its pieces have 48 of 54 elements"}}) {
         INFO(c.from << " -> " << c.to);
-        std::string changed = text;
-        REQUIRE(changed.find(c.from) != changed.npos);
-        changed.replace(changed.find(c.from), std::string(c.from).size(), c.to);
-        commit(directory, changed);
+        commit_text(directory, replaced(text, c.from, c.to));
         expect_error(Exit::data, {"MANIFEST.json", c.words}, [&] { Checkpoint checkpoint(directory); });
     }
 }

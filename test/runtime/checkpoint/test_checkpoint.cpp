@@ -21,18 +21,10 @@ bool has_only(const std::string& directory, std::vector<std::string> names) {
     return list_directory(directory) == names;
 }
 
-// A checkpoint as several ranks write it, assembled by hand according to the format.
 std::string save_with_ranks(const std::string& run_dir, int64_t step, ToyModel& model, int ranks) {
-    std::string directory = step_directory(run_dir, step);
-    make_directories(directory);
-    Manifest manifest{.info = toy_info(step), .world_size = ranks, .tensors = {}, .shards = {}};
-    manifest.tensors = model.tensors();
-    for (int rank = 0; rank < ranks; rank++)
-        manifest.shards.push_back(write_shard(directory, rank, model.tensors(rank, ranks), copy_part_from_device));
-    std::string text = manifest_to_text(manifest);
-    overwrite(directory + "/MANIFEST.json", text);
-    overwrite(directory + "/COMMIT", std::to_string(text.size()) + " " + xxh3_128(text) + "\n");
-    return directory;
+    std::vector<std::vector<NamedTensor>> parts;
+    for (int rank = 0; rank < ranks; rank++) parts.push_back(model.tensors(rank, ranks));
+    return save_parts(run_dir, step, model.tensors(), parts);
 }
 
 }  // namespace
@@ -104,8 +96,7 @@ TEST_CASE("the GEMM algorithms in a checkpoint of an earlier version are ignored
     const std::string text = read_file(directory + "/MANIFEST.json");
     std::string earlier = text;
     earlier.replace(earlier.find("\"updates\""), 0, "\"device_choices\": \"cublaslt 130100\",");
-    overwrite(directory + "/MANIFEST.json", earlier);
-    overwrite(directory + "/COMMIT", std::to_string(earlier.size()) + " " + xxh3_128(earlier) + "\n");
+    commit_text(directory, earlier);
 
     Checkpoint checkpoint(directory);
     checkpoint.load(loaded.tensors());
@@ -377,9 +368,7 @@ TEST_CASE("a checkpoint of a newer program version stops the search and is not m
     for (int64_t step : {1, 2}) save_toy(run.path(), step, ToyModel(1, {{3}}));
     std::string directory = step_directory(run.path(), 2);
     std::string text = read_file(directory + "/MANIFEST.json");
-    text.replace(text.find("\"version\": 2"), 12, "\"version\": 3");
-    overwrite(directory + "/MANIFEST.json", text);
-    overwrite(directory + "/COMMIT", std::to_string(text.size()) + " " + xxh3_128(text) + "\n");
+    commit_text(directory, replaced(text, "\"version\": 2", "\"version\": 3"));
     expect_error(Exit::data, {"MANIFEST.json", "version 3", "versions 1 to 2"},
                  [&] { find_newest_valid(run.path(), [](const std::string&) {}); });
     CHECK(committed_steps(run.path()) == std::vector<int64_t>{1, 2});

@@ -41,18 +41,6 @@ struct Saved {
 
 const std::vector<std::string> kFiles = {"COMMIT", "MANIFEST.json", "shard_0000.bin"};
 
-// Commits a manifest with a matching COMMIT, so that only its content can be rejected.
-void commit_text(const std::string& directory, const std::string& text) {
-    overwrite(directory + "/MANIFEST.json", text);
-    overwrite(directory + "/COMMIT", std::to_string(text.size()) + " " + xxh3_128(text) + "\n");
-}
-
-std::string replaced(std::string text, const std::string& from, const std::string& to) {
-    size_t at = text.find(from);
-    require(at != std::string::npos, "the manifest has no %s", from.c_str());
-    return text.replace(at, from.size(), to);
-}
-
 }  // namespace
 
 TEST_CASE("every flipped bit of a checkpoint's files is found") {
