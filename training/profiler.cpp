@@ -159,7 +159,7 @@ void Profiler::write_file(const std::vector<Span>& spans) const {
                        int(span.lane) + 1, arguments_of(span, rates_).c_str());
     }
     const std::string dir = config.run.dir + "/profile";
-    make_directories(dir);
+    make_directory(dir);
     write_file_atomically(dir + format("/rank_%d.steps_%d-%d.json", rank, steps_.first, steps_.last), text + "\n]}\n");
 }
 

@@ -53,7 +53,7 @@ std::string next_name(const std::vector<std::string>& names) {
 
 std::unique_ptr<LogFile> begin_event_file(const std::string& directory, int committed_step) {
     constexpr int kStart = 1;  // SessionLog.status
-    make_directories(directory);
+    make_directory(directory);
     const std::string path = directory + "/" + next_name(list_directory(directory));
     OutputFile{path};
     auto file = std::make_unique<LogFile>(path, 0);

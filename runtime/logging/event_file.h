@@ -13,8 +13,9 @@
 
 using Scalars = std::vector<std::pair<std::string, double>>;  // values by tag
 
-// Begins a new file in the directory, which is created if absent, for the steps after `committed_step`. Its first
-// events tell TensorBoard to discard these steps of older files.
+// Begins a new file in the directory, which is created if absent, for the steps after `committed_step`. Does not create
+// the directory's parent, which may have been moved away. The first events tell TensorBoard to discard these steps of
+// older files.
 std::unique_ptr<LogFile> begin_event_file(const std::string& directory, int committed_step);
 
 // Returns the record of a step's values.

@@ -162,7 +162,7 @@ class FaultyDisk(Campaign):
         """The directory is not mistaken for an empty one, and the run continues once it is back."""
         self.half_a_run()
         for call, path in (("open", "*/step_00000006/MANIFEST.json"), ("open", "*/run/metrics.jsonl"),
-                           ("rename", "*/run/config.json*")):
+                           ("fsync", "*/run/samples.jsonl"), ("rename", "*/run/config.json*")):
             with self.subTest(call, path=path):
                 self.disk.inject(f"call={call},path={path},times=all,action=hang:2")
                 process = subprocess.Popen(self.command("run", "--auto"), cwd=self.disk.at, stdout=subprocess.DEVNULL,
