@@ -14,6 +14,7 @@ ROPE, ROPE_CPU = CUDA + "qk_norm_rope.cu", "kernels/cpu/qk_norm_rope.cpp"
 NORM_PARTS, PRODUCT = CUDA + "norm_parts.cuh", CUDA + "matmul/matmul.cu"
 GATES, ACTIVATION = CUDA + "activation.cu", CUDA + "activation.cuh"
 CPU, TEXTBOOK = "kernels/cpu/", "test/reference/reference.cpp"
+TEXTBOOK_LOSS = "test/reference/reference_loss.cpp"
 GENERAL_BACKWARD, MASKS = CUDA + "attention/attention_general_backward.cuh", CUDA + "attention/attention_masks.cuh"
 LAYOUT, SHARED_LAYOUT = CUDA + "attention/attention_layout.cuh", "kernels/shared/attention_layout.h"
 CPU_ATTENTION = "kernels/cpu/attention.cpp"
@@ -176,7 +177,11 @@ FAULTS = [
      "key_begin + kKeys - 2);"),
     (DROPOUT, "the second pack of a call has the first one's decisions", "random.word[(first + i) / 2]",
      "random.word[i / 2]"),
-    (DROPOUT, "all samples have the first one's key", "op.mask.keys[blockIdx.y]", "op.mask.keys[0]"),
+    (DROPOUT, "all samples have the first one's key", "op.mask.keys[sample]", "op.mask.keys[0]"),
+    (DROPOUT, "the first sample of a part has the batch's first key", "op.mask.keys[sample]",
+     "op.mask.keys[blockIdx.y]"),
+    (DROPOUT, "a part begins with its sample's first call", "skipped / kDropoutGroup + size_t(blockIdx.x)",
+     "size_t(blockIdx.x)"),
     # ---- norms
     (REDUCE, "a block sum without its barrier",
      "s_part[threadIdx.x / kWarpSize] = value;\n    __syncthreads();\n"
@@ -223,10 +228,8 @@ FAULTS = [
     (LOSS, "padding takes part in the softmax",
      "x.value[i] = i < available ?", "x.value[i] = i <= available ?"),
     (LOSS, "the target's logit is read after its owner has overwritten it",
-     "        op.loss[row] = float(log(double(softmax.sum)) + (double(softmax.max * kLog2E) * kLn2 - "
-     "double(target_logit)));",
-     "        op.loss[row] = float(log(double(softmax.sum)) + (double(softmax.max * kLog2E) * kLn2 - "
-     "double(0 * target_logit + to_float(logits[target]))));"),
+     "op.loss[row] = row_loss(softmax, target_logit);",
+     "op.loss[row] = row_loss(softmax, 0 * target_logit + to_float(logits[target]));"),
     (LOSS, "the loss scale is forgotten", "op.grad_scale * (op.loss_scale ? *op.loss_scale : 1.0f);",
     "op.grad_scale;"),
     (LOSS, "the padding's gradient is not cleared", "    zero_packs<kAligned>(logits, p, op.padded_vocab);\n}", "}"),
@@ -239,6 +242,17 @@ FAULTS = [
     (LOSS, "the z-loss leaves out the target", "* boost - 1.0)", "- 1.0)"),
     (LOSS, "the z-loss takes the sum for the sum of the exponentials of logits",
      " + double(softmax.max * kLog2E) * kLn2;\n}", ";\n}"),
+    (LOSS, "the target is taken for a column of the part",
+     "column = index_in_part(target, op.first_token, op.vocab);", "column = target;"),
+    (LOSS, "a target of the next part is a column of the padding",
+     "column = index_in_part(target, op.first_token, op.vocab);", "column = target - op.first_token;"),
+    (LOSS, "the sums of parts have different references", "sum = sums.sum * exp_below(sums.max, max * kLog2E);",
+     "sum = sums.sum;"),
+    (LOSS, "the sums of parts are not added in the order of the tree",
+     "sum = lanes_reduce<kWarpSize>(sum, Sum());", "sum = warp_sum(sum);"),
+    (LOSS, "the parts beyond 32 count again", "if (lane == first / kWarpSize) sum_of_32 = sum;", "sum_of_32 = sum;"),
+    (LOSS, "every part has the target", "column >= 0 ? cap(to_float(logits[column])).value : 0.0f",
+     "cap(to_float(logits[max(column, 0)])).value"),
     # ---- embedding
     (EMBEDDING, "the rows of absent tokens keep their old content", "if (!op.accumulate_dwte)", "if (false)"),
     (EMBEDDING, "given positions are forgotten", "op.positions ? size_t(op.positions[i]) : i", "i"),
@@ -249,8 +263,17 @@ FAULTS = [
     (EMBEDDING, "a token's rows end with the group",
      "const bool goes_on = rows >> (kWarpSize - 1) & 1;", "const bool goes_on = false;"),
     (EMBEDDING, "the token before the group is taken from the group",
-     "if (lane == 0) token_before = first > 0 ? sums.op.tokens[sums.order[first - 1]] : -1;",
+     "if (lane == 0) token_before = first > 0 ? sums.row(first - 1) : -1;",
      "if (lane == 0) token_before = -1;"),
+    (EMBEDDING, "a part begins with the first token",
+     "index_in_part(op.tokens[i], op.part.first_token, op.part.tokens)",
+     "index_in_part(op.tokens[i], 0, op.part.tokens)"),
+    (EMBEDDING, "each part adds wpe to all rows",
+     "kHasPositions && index_in_part(int(i), op.part.first_row, op.part.rows) >= 0;", "kHasPositions;"),
+    (EMBEDDING, "a part adds 0, and a sum of -0 becomes 0", "value = -0.0f;", "value = 0.0f;"),
+    (EMBEDDING, "tokens of other parts are sorted as the part's first", "(row >= 0 ? row : vocab)", "max(row, 0)"),
+    (EMBEDDING, "the key of the tokens of other parts has a digit more", "bit_width(unsigned(vocab))",
+     "bit_width(unsigned(vocab - 1))"),
     # ---- QK norm and RoPE
     (ROPE, "the rotation has the other sign",
      "sine = kBack ? -angles.sine[i] : angles.sine[i];", "sine = kBack ? angles.sine[i] : -angles.sine[i];"),
@@ -361,6 +384,22 @@ FAULTS = [
     (CPU + "cross_entropy.cpp", "the soft cap's derivative is missing at the target", "boost - 1.0) * at_target.slope)",
      "boost - 1.0))"),
     (CPU + "cross_entropy.cpp", "the z-loss lacks its factor", "1.0 + 2.0 * op.z_loss", "1.0 + op.z_loss"),
+    (CPU + "cross_entropy.cpp", "the target is taken for a column of the part",
+     "column = index_in_part(target, op.first_token, op.vocab);", "column = index_in_part(target, 0, op.vocab);"),
+    (CPU + "cross_entropy.cpp", "a part's sums take the target for a column of the part",
+     "index_in_part(op.targets[row], op.first_token, op.vocab)", "index_in_part(op.targets[row], 0, op.vocab)"),
+    (CPU + "cross_entropy.cpp", "the sums of parts have different references",
+     "part(i).sum * exp_approx(part(i).max - max);", "part(i).sum;"),
+    (CPU + "cross_entropy.cpp", "the sums of parts are added in turn",
+     "tree_sum_block(&sum, terms, 1, op.parts, 1);",
+     "sum = 0;\n    for (int i = 0; i < op.parts; i++) sum += terms[i];"),
+    (CPU + "cross_entropy.cpp", "a part of nothing but padding has a finite maximum",
+     "op.vocab > 0 ? softmax.max : -std::numeric_limits<float>::infinity()", "softmax.max"),
+    (CPU + "fill.cpp", "a part of a matrix has adjacent rows", "row * op.stride", "row * op.cols"),
+    (CPU + "fill.cpp", "a part begins with the first number of a call", "k = (first + i) % 4;", "k = i % 4;"),
+    (CPU + "fill.cpp", "a part begins with a whole row", "col = (op.skipped + i) % op.cols;", "col = i % op.cols;"),
+    (CPU + "dropout.cpp", "a part begins with its piece's first decision",
+     "begin - origin, piece_end - begin);", "piece % pieces * kPiece, piece_end - begin);"),
     (CPU + "optimizer.cpp", "the direction has the place of the gradient",
      "T* direction = op.direction.as<T>() + chunk.state_begin;\n    const float* grad", "T* direction = "
      "op.direction.as<T>() + chunk.begin;\n    const float* grad"),
@@ -390,6 +429,13 @@ FAULTS = [
      "std::fill(op.dwte + begin * op.channels, op.dwte + end * op.channels, 0.0f);",
      "for (size_t t = begin; t < end; t++) if (positions.begin(int(t)) < positions.end[t]) "
      "std::fill_n(op.dwte + t * op.channels, op.channels, 0.0f);"),
+    (CPU + "embedding.cpp", "a part begins with the first token",
+     "index_in_part(op.tokens[i], op.part.first_token, op.part.tokens)",
+     "index_in_part(op.tokens[i], 0, op.part.tokens)"),
+    (CPU + "embedding.cpp", "each part adds wpe to all rows",
+     "op.wpe && index_in_part(int(i), op.part.first_row, op.part.rows) >= 0;", "bool(op.wpe);"),
+    (CPU + "embedding.cpp", "the gradients of a part begin with the first token",
+     "index_in_part(op.tokens[i], op.first_token, op.vocab)", "index_in_part(op.tokens[i], 0, op.vocab)"),
     # ---- attention of one more position
     (DECODE, "no barrier before the warps' sums are read",
      "    __syncthreads();  // every warp reads the sums of all warps\n", ""),
@@ -431,8 +477,8 @@ FAULTS = [
     (TEXTBOOK, "RMSNorm's gradient has LayerNorm's average", "if (op.mean) average +=", "average +="),
     (TEXTBOOK, "the gradient lacks its projection on the row", "(dnormed - average - normed * average_with_normed)",
      "(dnormed - average)"),
-    (TEXTBOOK, "the soft cap's derivative is missing", "slope[v] = 1 - tanh * tanh;", "slope[v] = 1;"),
-    (TEXTBOOK, "the z-loss lacks its factor", "2 * op.z_loss * lse * p", "op.z_loss * lse * p"),
+    (TEXTBOOK_LOSS, "the soft cap's derivative is missing", "slope[v] = 1 - tanh * tanh;", "slope[v] = 1;"),
+    (TEXTBOOK_LOSS, "the z-loss lacks its factor", "2 * op.z_loss * lse * p", "op.z_loss * lse * p"),
     (TEXTBOOK, "stale rows of dwte", "put(op.dwte[i], dwte[i], op.accumulate_dwte);",
      "put(op.dwte[i], dwte[i], true);"),
     ("test/reference/reference_mlp.cpp", "gate and up are swapped", "activation(op.activation, gate) * up",

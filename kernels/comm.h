@@ -13,8 +13,12 @@
 
 #include <cstdint>
 #include <functional>
+#include <string>
+#include <vector>
 
-#include "kernels/device.h"  // IWYU pragma: export
+#include "kernels/base/grid.h"  // IWYU pragma: export
+#include "kernels/device.h"     // IWYU pragma: export
+#include "kernels/tensor.h"     // IWYU pragma: export
 
 class Trace;
 
@@ -84,18 +88,21 @@ void drain(const Comm& comm) noexcept;
 // one rank's value is not 0.
 Ticket all_reduce_sum(double* values, size_t count, const Comm& comm, Stream stream);
 
-// out (count) = the sum over ranks of piece comm.rank of inp (size * count). May be in place: out = inp + rank * count.
-// MPI always adds in the order of a binary tree over the ranks; NCCL does if CommSettings::deterministic is set. The
+// out (count) = the sum over ranks of piece comm.rank of inp (size * count). inp and out may be fp32, bf16 or fp16; two
+// different 16-bit types are not supported and fail with Exit::internal. May be in place if the types are equal:
+// out = inp + rank * count. The sum is in FP32 and is rounded once, to out's type. It adds in the order of a binary
+// tree over the ranks, except that NCCL may add fp32 into fp32 in another order unless CommSettings::deterministic. The
 // sum of n terms is the sum of the first 2^k plus the sum of the rest, with the largest k such that 2^k < n. So ranks
 // that each hold the sum of an aligned block of leaves give the same bits as one rank that adds all leaves this way.
 struct ReduceScatter {
-    float* out;        // (count)  =
-    void* scratch;     // reduce_scatter_scratch_bytes()
-    const float* inp;  // (size * count)
+    View out;       // (count)  =
+    void* scratch;  // reduce_scatter_scratch_bytes()
+    ConstView inp;  // (size * count)
     size_t count;
 };
 Ticket reduce_scatter_sum(const ReduceScatter& op, const Comm& comm, Stream stream);
-size_t reduce_scatter_scratch_bytes(size_t count, int size, bool deterministic);
+// Returns the size of the scratch memory. A sum of fp32 must name out's type.
+size_t reduce_scatter_scratch_bytes(Dtype inp, size_t count, int size, bool deterministic, Dtype out = Dtype::fp32);
 
 // out (size * bytes) = every rank's inp (bytes), in rank order. May be in place: inp = out + rank * bytes.
 Ticket all_gather(void* out, const void* inp, size_t bytes, const Comm& comm, Stream stream);
@@ -132,6 +139,37 @@ struct CommTotals {
     double waited_ms = 0;
 };
 CommTotals comm_totals(const Comm& comm);
+inline CommTotals operator+(const CommTotals& a, const CommTotals& b) {
+    return {a.bytes_sent + b.bytes_sent, a.waited_ms + b.waited_ms};
+}
 inline CommTotals operator-(const CommTotals& a, const CommTotals& b) {
     return {a.bytes_sent - b.bytes_sent, a.waited_ms - b.waited_ms};
+}
+
+// The communicators of a rank's place in the grid.
+struct GridComm {
+    Comm world;   // all ranks
+    Comm data;    // the ranks that hold the same part of the model; `world` if all do
+    Comm tensor;  // the ranks that hold the other parts of the layers
+
+    GridComm(const Comm& all) : world(all), data(all) {}  // a grid without other dimensions
+    // Collective, as split() is.
+    GridComm(const Comm& all, const Grid& grid);
+
+    std::vector<Comm> distinct() const {
+        return tensor.size == 1 ? std::vector{world} : std::vector{world, data, tensor};
+    }
+};
+inline GridComm::GridComm(const Comm& all, const Grid& grid) : GridComm(all) {
+    if (grid.tensor == 1) return;
+    const Grid::Place place = grid.place_of(all.rank);
+    data = split(all, place.tensor, place.data);
+    tensor = split(all, place.data, place.tensor);
+}
+
+// The sum over all communicators.
+inline CommTotals comm_totals(const GridComm& comms) {
+    CommTotals totals;
+    for (const Comm& comm : comms.distinct()) totals = totals + comm_totals(comm);
+    return totals;
 }

@@ -54,6 +54,8 @@ void copy_on_device(void* to, const void* from, size_t bytes, Stream stream);
 
 // Copies `rows` pieces of `bytes` each from a stride of from_step bytes at `from` to contiguous memory at `to`.
 void gather_on_device(void* to, const void* from, size_t from_step, size_t bytes, size_t rows, Stream stream);
+// The reverse: from contiguous memory to pieces with a stride of to_step bytes. Leaves what is between them.
+void scatter_on_device(void* to, size_t to_step, const void* from, size_t bytes, size_t rows, Stream stream);
 
 // Waits until all work on the stream has finished.
 void synchronize(Stream stream);

@@ -101,8 +101,8 @@ inline Work work_of(const QkNormRopeBackward& op) {
 }
 
 inline Work work_of(const Dropout& op) {
-    return {"dropout", 0, bytes_of(op.out, 2.0 * op.batch * double(op.count)),
-            format("batch %d, count %zu", op.batch, op.count)};
+    return {"dropout", 0, bytes_of(op.out, 2.0 * double(op.elements)),
+            format("elements %zu of samples of %zu", op.elements, op.count)};
 }
 
 // The number of pairs of a query and a visible key, over all heads. Ignores first_key, which is in device memory.
@@ -140,8 +140,15 @@ inline Work work_of(const AttentionDecode& op) {
                    op.n_kv_head)};
 }
 
+inline Work work_of(const VocabularySumsOfRows& op) {
+    return {"vocabulary_sums", 0, bytes_of(op.logits, double(op.rows) * op.padded_vocab),
+            format("rows %d, vocab %d", op.rows, op.vocab)};
+}
+
+// With sums, reads the logits only for their gradients.
 inline Work work_of(const CrossEntropy& op) {
-    return {"cross_entropy", 0, bytes_of(op.logits, (op.write_dlogits ? 2.0 : 1.0) * op.rows * op.padded_vocab),
+    const double passes = op.write_dlogits ? 2 : op.sums ? 0 : 1;
+    return {"cross_entropy", 0, bytes_of(op.logits, passes * op.rows * op.padded_vocab),
             format("rows %d, vocab %d", op.rows, op.vocab)};
 }
 

@@ -23,13 +23,23 @@ namespace ops {
 // ---------------------------------------------------------------------------------------------------------------------
 // Embedding: out = wte[token] + wpe[position], or wte[token] alone.
 
+// A part of an embedding: wte has the rows of tokens [first_token, first_token + tokens), and another token adds -0.
+// wpe is added to rows [first_row, first_row + rows) of the batch * seq_len rows. If the parts divide the tokens and
+// the rows, their sum in FP32, rounded once, has the bits of the whole (x + -0 is x, also if x is -0). By default the
+// part is the whole.
+struct EmbeddingPart {
+    int first_token = 0, tokens = 1 << 30;
+    int first_row = 0, rows = 1 << 30;
+};
+
 struct EmbeddingForward {
     View out;           // (batch, seq_len, channels)  =
-    const int* tokens;  // (batch, seq_len), each in [0, rows of wte)
-    ConstView wte;      // (vocab, channels)
+    const int* tokens;  // (batch, seq_len), each in [0, vocabulary)
+    ConstView wte;      // (tokens of the part, channels)
     ConstView wpe;      // (n_positions, channels), or null
     int batch, seq_len, channels;
     const int* positions = nullptr;  // (batch, seq_len), each in [0, n_positions); null: 0 to seq_len - 1
+    EmbeddingPart part = {};
 };
 void embedding_forward(const EmbeddingForward& op, Stream stream);
 
@@ -44,6 +54,7 @@ struct EmbeddingBackward {
     int batch, seq_len, channels, vocab, n_positions;
     bool accumulate;
     bool accumulate_dwte = true;  // dwte already holds the gradient of a tied head or an earlier micro-step
+    int first_token = 0;          // of dwte's rows; tokens outside [first_token, first_token + vocab) are ignored
 };
 void embedding_backward(const EmbeddingBackward& op, Stream stream);
 size_t embedding_backward_scratch_bytes(const EmbeddingBackward& op);
@@ -227,7 +238,7 @@ struct AttentionForward {
     float softcap = 0;               // 0: none
     const int* first_key = nullptr;  // (batch, seq_len), the position of the first key that each query sees: at most
                                      // the query's, non-decreasing within a sequence; or null
-    DropoutMask dropout = {};
+    DropoutMask dropout = {};        // its first_head is the number of the op's head 0 in the masks
 };
 void attention_forward(const AttentionForward& op, Stream stream);
 
@@ -271,11 +282,12 @@ void attention_decode(const AttentionDecode& op, Stream stream);
 // Elementwise dropout: out = inp mask.factor if the mask keeps the element, else 0. The backward op is the same.
 
 struct Dropout {
-    View out;       // (batch, count)  =; may be inp
-    ConstView inp;  // (batch, count)
+    View out;       // (elements)  =; may be inp
+    ConstView inp;  // (elements), from element `first` of all samples
     DropoutMask mask;
-    int batch;
-    size_t count;  // elements of a sample
+    size_t count;     // elements of a sample
+    size_t first;     // in its sample a multiple of kDropoutGroup
+    size_t elements;  // at most all samples' after `first`
 };
 void dropout(const Dropout& op, Stream stream);
 
@@ -284,18 +296,46 @@ void dropout(const Dropout& op, Stream stream);
 // With a soft cap, applies softmax to softcap tanh(logit / softcap). The z-loss adds z_loss * lse^2 to the objective,
 // where lse is the log-sum-exp of the (capped) logits (Chowdhery et al., "PaLM", arXiv 2204.02311, section 5). dlogits
 // includes its gradient; `loss` is only the cross-entropy.
+//
+// Ranks may divide the vocabulary (Shoeybi et al., "Megatron-LM", arXiv 1909.08053, section 3). Each computes the sums
+// of its columns; with the sums of all parts, cross_entropy() computes the same loss on each rank and the gradients of
+// the rank's columns: with M the largest maximum, lse = M + log(sum over the parts of sum exp(max - M)).
+
+inline constexpr int kMaxVocabularyParts = 1024;
+
+// One row's sums over a part of the vocabulary, of the (capped) logits.
+struct VocabularySums {
+    float max;     // -infinity if the part has only padding
+    float sum;     // of exp(logit - max); 0 if the part has only padding
+    float target;  // the target's logit, or 0 if it is not in the part
+};
+
+struct VocabularySumsOfRows {
+    VocabularySums* out;  // (rows)  =
+    ConstView logits;     // (rows, padded_vocab), not modified
+    const int* targets;   // (rows), in the whole vocabulary, or -1
+    int rows, vocab, padded_vocab;
+    int first_token;    // the first column's; the columns are tokens [first_token, first_token + vocab)
+    float softcap = 0;  // 0: none
+};
+void vocabulary_sums(const VocabularySumsOfRows& op, Stream stream);
 
 struct CrossEntropy {
     View logits;              // (rows, padded_vocab); overwritten with dlogits if `write_dlogits`: the gradient times
                               // grad_scale * *loss_scale, 0 in the padding and in rows without a target
     float* loss;              // (rows)  =, in nats; 0 in rows without a target
-    const int* targets;       // (rows), in [0, vocab), or -1 for no target
+    const int* targets;       // (rows), in the whole vocabulary, or -1 for no target
     const float* loss_scale;  // (1), or null for 1
-    int rows, vocab, padded_vocab;  // columns from vocab on are padding and never read
+    int rows, vocab, padded_vocab;  // columns from vocab on are padding and never read; vocab may be 0 in a part
     float grad_scale;
     bool write_dlogits;
     float softcap = 0;  // 0: none
     float z_loss = 0;   // 0: none
+    // (parts, rows), vocabulary_sums() of each part, added in the order of the tree of reduce_scatter_sum(); null: the
+    // logits are of the whole vocabulary. With sums, the loss does not depend on `logits`.
+    const VocabularySums* sums = nullptr;
+    int parts = 0;        // at most kMaxVocabularyParts
+    int first_token = 0;  // as in vocabulary_sums()
 };
 void cross_entropy(const CrossEntropy& op, Stream stream);
 
@@ -311,15 +351,18 @@ void loss_sum(const LossSum& op, Stream stream);
 // ---------------------------------------------------------------------------------------------------------------------
 // Filling and casting.
 
-// out[i - first] = normal number with mean 0 and the given deviation, a pure function of (seed, subsequence, i).
-// Box-Muller on philox(seed, (RandomPurpose::init << 32) + subsequence, i / 4) in double: same bits on every device.
+// Normal numbers with mean 0 and the given deviation. Number i is a pure function of (seed, subsequence, i): Box-Muller
+// on philox(seed, (RandomPurpose::init << 32) + subsequence, i / 4) in double, the same bits on every device. out[j] is
+// number first + (skipped + j) / cols * stride + (skipped + j) % cols: a part of a matrix with rows of `stride`.
 struct NormalFill {
     float* out;  // (count)  =
     size_t count;
     uint64_t seed;
     uint32_t subsequence;
     float deviation;
-    size_t first;  // i of out[0], a multiple of 4
+    size_t first;
+    size_t skipped = 0;
+    size_t cols = size_t(1) << 62, stride = 0;  // by default out[j] is number first + skipped + j
 };
 void normal_fill(const NormalFill& op, Stream stream);
 

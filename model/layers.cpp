@@ -113,8 +113,9 @@ static ops::Dropout dropout_op(const LayerContext& x, DropoutSite site, View out
     return {.out = out,
             .inp = inp,
             .mask = x.dropout_at(site),
-            .batch = x.batch,
-            .count = size_t(x.seq_len) * size_t(x.shape->n_embd)};
+            .count = size_t(x.seq_len) * size_t(x.shape->n_embd),
+            .first = 0,
+            .elements = size_t(x.rows) * size_t(x.shape->n_embd)};
 }
 
 void dropout_forward(const LayerContext& x, DropoutSite site, const Activation& out) {

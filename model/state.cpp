@@ -110,7 +110,7 @@ void place_gradients(GptState& s, Arena& arena) {
     for (const Bucket& bucket : s.layout.buckets) largest_piece = std::max(largest_piece, bucket.piece);
     s.comm_scratch =
         arena.take<std::byte>("scratch", "comm_scratch",
-                              reduce_scatter_scratch_bytes(largest_piece, options.ranks, options.deterministic_reduce));
+                              reduce_scatter_scratch_bytes(Dtype::fp32, largest_piece, options.ranks, options.deterministic_reduce));
 }
 
 void place_optimizers(GptState& s, Arena& arena) {

@@ -76,7 +76,7 @@ def read_ncu(place, stage, output):
 OP_GROUPS = {
     "attention": ["attention*"],
     "norm": ["norm_backward*", "residual_norm*"],
-    "loss": ["cross_entropy*", "loss_sum*"],
+    "loss": ["cross_entropy*", "vocabulary_sums*", "loss_sum*"],
     "update": ["squared_sums*", "grad_norm_finish*", "elementwise_update*", "momentum_direction*", "apply_direction*",
                "frobenius_normalize*", "row_normalize*", "scaled_add*", "trust_*", "adam_direction*",
                "orthonormalize_rows*", "factor*"],

@@ -29,6 +29,7 @@ struct DropoutMask {
     const uint64_t* keys = nullptr;  // (batch), dropout_key() of each sample; null: no dropout
     uint32_t threshold = 0;          // below 2^16
     uint32_t site = 0;               // below 2^16
+    uint32_t first_head = 0;         // number of an attention op's head 0 in the model
     float factor = float(kDropoutRange) / float(kDropoutRange - threshold);  // multiplies kept elements
 
     HOST_DEVICE explicit operator bool() const { return keys != nullptr; }
@@ -48,8 +49,9 @@ struct DropoutMask {
     static HOST_DEVICE uint32_t query_call(int query) { return uint32_t(query / 16 * 8 + query % 8); }
     static HOST_DEVICE uint32_t key_call(int key) { return uint32_t(key / 16 * 4 + key % 8 / 2); }
     static HOST_DEVICE int word_of(int query, int key) { return 2 * (query / 8 % 2) + key / 8 % 2; }
+    // `head` is the op's.
     HOST_DEVICE Philox words(uint64_t key, int head, uint32_t query_call, uint32_t key_call) const {
-        return philox(key, counter_high(uint32_t(head)), uint64_t(key_call) << 32 | query_call);
+        return philox(key, counter_high(first_head + uint32_t(head)), uint64_t(key_call) << 32 | query_call);
     }
     HOST_DEVICE bool is_kept(uint64_t sample_key, int head, int query, int key) const {
         const Philox random = words(sample_key, head, query_call(query), key_call(key));

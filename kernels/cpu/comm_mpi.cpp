@@ -321,21 +321,22 @@ Ticket all_reduce_sum(double* values, size_t count, const Comm& comm, Stream) {
     return enqueue(comm, {"all_reduce_sum", begin, nullptr, all_reduce_bytes(count, comm.size)});
 }
 
-size_t reduce_scatter_scratch_bytes(size_t count, int size, bool) {
-    return size == 1 ? 0 : count * size_t(size) * sizeof(float);
+size_t reduce_scatter_scratch_bytes(Dtype inp, size_t count, int size, bool, Dtype) {
+    return size == 1 ? 0 : count * size_t(size) * size_of(inp);
 }
 
 Ticket reduce_scatter_sum(const ReduceScatter& op, const Comm& comm, Stream) {
-    if (comm.size == 1) return finished_in_place(op.out, op.inp, "reduce_scatter_sum");
+    if (comm.size == 1) return reduce_scatter_alone(op);
+    require_summable(op, comm);
     const int elements = checked_count(op.count, "reduce_scatter_sum");
-    const size_t sent = size_t(comm.size - 1) * op.count * sizeof(float);
+    const size_t sent = size_t(comm.size - 1) * op.count * size_of(op.inp.dtype);
     queue_of(comm).totals.bytes_sent += sent;
+    // MPI does not interpret the elements: only the size of their type matters.
+    const MPI_Datatype type = op.inp.dtype == Dtype::fp32 ? MPI_FLOAT : MPI_UINT16_T;
     auto begin = [=](MPI_Comm mpi, MPI_Request* request) {
-        return MPI_Ialltoall(op.inp, elements, MPI_FLOAT, op.scratch, elements, MPI_FLOAT, mpi, request);
+        return MPI_Ialltoall(op.inp.data, elements, type, op.scratch, elements, type, mpi, request);
     };
-    auto finish = [op, size = comm.size] {
-        tree_sum(op.out, static_cast<const float*>(op.scratch), op.count, size, op.count);
-    };
+    auto finish = [op, size = comm.size] { tree_sum(op.out, {op.scratch, op.inp.dtype}, op.count, size, op.count); };
     return enqueue(comm, {"reduce_scatter_sum", begin, finish, double(sent)});
 }
 

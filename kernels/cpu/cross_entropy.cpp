@@ -5,9 +5,11 @@
 #include <limits>
 
 #include "kernels/cpu/parallel.h"
+#include "kernels/cpu/tree_sum.h"
 #include "kernels/cpu/vector_math.h"
 #include "kernels/ops.h"
 #include "kernels/shared/dispatch.h"
+#include "kernels/shared/vocabulary.h"
 
 namespace ops {
 
@@ -51,6 +53,14 @@ struct NoCap {
     Capped operator()(float x) const { return {x, 1.0f}; }
 };
 
+// Calls body(cap) with the soft cap, or with none for 0.
+template <class Body> void with_cap(float softcap, Body&& body) {
+    if (softcap > 0)
+        body(SoftCap{softcap, -2.0f / softcap});
+    else
+        body(NoCap{});
+}
+
 template <class Cap, class T> Softmax softmax_of_row(Cap cap, const T* logits, int vocab) {
     Softmax softmax{std::numeric_limits<float>::lowest(), 0.0};
     for (int begin = 0; begin < vocab; begin += kBlock) {
@@ -63,22 +73,41 @@ template <class Cap, class T> Softmax softmax_of_row(Cap cap, const T* logits, i
     return softmax;
 }
 
-// logits = scale (boost softmax - one_hot(target)) times the soft cap's derivative.
+// A row's softmax over the whole vocabulary, and the target's logit after the soft cap.
+struct RowSums {
+    Softmax softmax;
+    float target;
+};
+
+RowSums combine_parts(const CrossEntropy& op, size_t row) {
+    auto part = [&](int i) { return op.sums[size_t(i) * op.rows + row]; };
+    float max = part(0).max, target = 0, terms[kMaxVocabularyParts], sum;
+    for (int i = 0; i < op.parts; i++) {
+        max = std::max(max, part(i).max);
+        target += part(i).target;  // all but one are 0
+    }
+    for (int i = 0; i < op.parts; i++) terms[i] = part(i).sum * exp_approx(part(i).max - max);
+    tree_sum_block(&sum, terms, 1, op.parts, 1);
+    return {{max, sum}, target};
+}
+
+// logits = scale (boost softmax - one_hot(target)) times the soft cap's derivative. A target of -1 is in another part.
 template <class Cap, class T>
 void write_gradient(Cap cap, T* logits, int vocab, int target, Softmax softmax, float scale, double boost) {
     const float max = softmax.max;
     const float factor = float(scale * boost / softmax.sum);
-    const Capped at_target = cap(to_float(logits[target]));
+    const Capped at_target = target >= 0 ? cap(to_float(logits[target])) : Capped{};
     const double target_probability = exp_approx(at_target.value - max) / softmax.sum;
 #pragma omp simd
     for (int i = 0; i < vocab; i++) {
         const Capped x = cap(to_float(logits[i]));
         logits[i] = from_float<T>(exp_approx(x.value - max) * factor * x.slope);
     }
+    if (target < 0) return;
     logits[target] = from_float<T>(float(scale * (target_probability * boost - 1.0) * at_target.slope));
 }
 
-template <class Cap, class T> void cross_entropy_of_rows(const CrossEntropy& op, Cap cap) {
+template <class T, class Cap> void cross_entropy_of_rows(const CrossEntropy& op, Cap cap) {
     const float scale = op.grad_scale * (op.loss_scale ? *op.loss_scale : 1.0f);
     parallel_for(op.rows, [&](size_t row) {
         T* logits = op.logits.as<T>() + row * op.padded_vocab;
@@ -86,26 +115,43 @@ template <class Cap, class T> void cross_entropy_of_rows(const CrossEntropy& op,
         int written = 0;
         op.loss[row] = 0;
         if (target >= 0) {
-            const Softmax softmax = softmax_of_row(cap, logits, op.vocab);
+            const auto [softmax, target_logit] =
+                op.sums ? combine_parts(op, row)
+                        : RowSums{softmax_of_row(cap, logits, op.vocab), cap(to_float(logits[target])).value};
             const double log_sum = std::log(softmax.sum);
-            op.loss[row] = float(log_sum - (double(cap(to_float(logits[target])).value) - softmax.max));
+            op.loss[row] = float(log_sum - (double(target_logit) - softmax.max));
             // The z-loss multiplies the probability's part of the gradient by this factor.
             const double boost = op.z_loss != 0 ? 1.0 + 2.0 * op.z_loss * (log_sum + softmax.max) : 1.0;
-            if (op.write_dlogits) write_gradient(cap, logits, op.vocab, target, softmax, scale, boost);
+            const int column = index_in_part(target, op.first_token, op.vocab);
+            if (op.write_dlogits) write_gradient(cap, logits, op.vocab, column, softmax, scale, boost);
             written = op.vocab;
         }
         if (op.write_dlogits) std::fill(logits + written, logits + op.padded_vocab, from_float<T>(0.0f));
     });
 }
 
+template <class T, class Cap> void vocabulary_sums_of_rows(const VocabularySumsOfRows& op, Cap cap) {
+    parallel_for(op.rows, [&](size_t row) {
+        const T* logits = op.logits.as<T>() + row * op.padded_vocab;
+        const Softmax softmax = softmax_of_row(cap, logits, op.vocab);
+        const int column = index_in_part(op.targets[row], op.first_token, op.vocab);
+        op.out[row] = {.max = op.vocab > 0 ? softmax.max : -std::numeric_limits<float>::infinity(),
+                       .sum = float(softmax.sum),
+                       .target = column >= 0 ? cap(to_float(logits[column])).value : 0};
+    });
+}
+
 }  // namespace
+
+void vocabulary_sums(const VocabularySumsOfRows& op, Stream) {
+    dispatch("vocabulary_sums", {op.logits},
+             [&]<class T>() { with_cap(op.softcap, [&](auto cap) { vocabulary_sums_of_rows<T>(op, cap); }); });
+}
 
 void cross_entropy(const CrossEntropy& op, Stream) {
     dispatch("cross_entropy", {op.logits}, [&]<class T>() {
-        if (op.softcap > 0)
-            cross_entropy_of_rows<SoftCap, T>(op, {op.softcap, -2.0f / op.softcap});
-        else
-            cross_entropy_of_rows<NoCap, T>(op, {});
+        require(!op.sums || (op.parts > 0 && op.parts <= kMaxVocabularyParts), "cross_entropy: %d parts", op.parts);
+        with_cap(op.softcap, [&](auto cap) { cross_entropy_of_rows<T>(op, cap); });
     });
 }
 

@@ -1,3 +1,6 @@
+#include <algorithm>
+
+#include "kernels/base/check.h"
 #include "kernels/cpu/parallel.h"
 #include "kernels/ops.h"
 #include "kernels/shared/dispatch.h"
@@ -9,7 +12,7 @@ namespace {
 constexpr size_t kCalls = 64;  // calls of philox() at a time, so that the loop over them vectorizes
 constexpr size_t kPiece = kCalls * kDropoutGroup;
 
-// Elements [begin, begin + count) of a sample; count is at most kPiece, begin is a multiple of it.
+// Elements [begin, begin + count) of a sample; count is at most kPiece, begin is a multiple of kDropoutGroup.
 template <class T>
 void drop_piece(T* out, const T* inp, const DropoutMask& mask, uint64_t key, size_t begin, size_t count) {
     uint32_t word[4][kCalls];
@@ -31,11 +34,17 @@ void drop_piece(T* out, const T* inp, const DropoutMask& mask, uint64_t key, siz
 
 void dropout(const Dropout& op, Stream) {
     dispatch("dropout", {op.out, op.inp}, [&]<class T>() {
-        const size_t pieces = (op.count + kPiece - 1) / kPiece;
-        parallel_for(size_t(op.batch) * pieces, [&](size_t piece) {
-            const size_t b = piece / pieces, begin = piece % pieces * kPiece, first = b * op.count + begin;
-            drop_piece(op.out.as<T>() + first, op.inp.as<T>() + first, op.mask, op.mask.keys[b], begin,
-                       std::min(kPiece, op.count - begin));
+        require(op.first % op.count % kDropoutGroup == 0,
+                "dropout: first is element %zu of a sample, but must be a multiple of %d", op.first % op.count,
+                kDropoutGroup);
+        const size_t end = op.first + op.elements, pieces = (op.count + kPiece - 1) / kPiece;
+        parallel_for((end + op.count - 1) / op.count * pieces, [&](size_t piece) {
+            const size_t sample = piece / pieces, origin = sample * op.count;
+            const size_t begin = std::max(origin + piece % pieces * kPiece, op.first);
+            const size_t piece_end = std::min({origin + (piece % pieces + 1) * kPiece, origin + op.count, end});
+            if (begin >= piece_end) return;
+            drop_piece(op.out.as<T>() + (begin - op.first), op.inp.as<T>() + (begin - op.first), op.mask,
+                       op.mask.keys[sample], begin - origin, piece_end - begin);
         });
     });
 }

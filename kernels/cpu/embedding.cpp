@@ -5,6 +5,7 @@
 #include "kernels/cpu/parallel.h"
 #include "kernels/ops.h"
 #include "kernels/shared/dispatch.h"
+#include "kernels/shared/vocabulary.h"
 
 namespace ops {
 
@@ -33,18 +34,22 @@ struct PositionsByToken {
 
 size_t n_scratch_ints(const EmbeddingBackward& op) { return size_t(op.vocab) + 2 * size_t(op.batch) * op.seq_len; }
 
+// Leaves out the positions whose tokens are not in the part. Tokens are rows of dwte.
 PositionsByToken sort_positions(const EmbeddingBackward& op) {
     const int n_positions = op.batch * op.seq_len;
     int* end = static_cast<int*>(op.scratch);
     PositionsByToken positions{.end = end, .order = end + op.vocab, .distinct = end + op.vocab + n_positions};
     std::fill(end, end + op.vocab, 0);
-    for (int i = 0; i < n_positions; i++) end[op.tokens[i]]++;
+    auto row_of = [&](int i) { return index_in_part(op.tokens[i], op.first_token, op.vocab); };
+    for (int i = 0; i < n_positions; i++)
+        if (const int row = row_of(i); row >= 0) end[row]++;
     int total = 0;
     for (int token = 0; token < op.vocab; token++) {
         if (end[token]) positions.distinct[positions.n_distinct++] = token;
         total += std::exchange(end[token], total);
     }
-    for (int i = 0; i < n_positions; i++) positions.order[end[op.tokens[i]]++] = i;
+    for (int i = 0; i < n_positions; i++)
+        if (const int row = row_of(i); row >= 0) positions.order[end[row]++] = i;
     return positions;
 }
 
@@ -80,10 +85,16 @@ void embedding_forward(const EmbeddingForward& op, Stream) {
     dispatch("embedding_forward", {op.out, op.wte, op.wpe}, [&]<class T>() {
         parallel_for(size_t(op.batch) * op.seq_len, [&](size_t i) {
             T* out = op.out.as<T>() + i * op.channels;
-            const T* token = op.wte.as<T>() + size_t(op.tokens[i]) * op.channels;
-            if (!op.wpe) return void(std::copy_n(token, op.channels, out));
-            const size_t position = op.positions ? size_t(op.positions[i]) : i % size_t(op.seq_len);
-            store_sum(out, token, op.wpe.as<T>() + position * op.channels, op.channels);
+            const int row = index_in_part(op.tokens[i], op.part.first_token, op.part.tokens);
+            const T* token = op.wte.as<T>() + size_t(std::max(row, 0)) * op.channels;
+            const size_t at = op.positions ? size_t(op.positions[i]) : i % size_t(op.seq_len);
+            const T* position = op.wpe.as<T>() + (op.wpe ? at * op.channels : 0);
+            const bool has_position = op.wpe && index_in_part(int(i), op.part.first_row, op.part.rows) >= 0;
+            if (row >= 0 && has_position) return store_sum(out, token, position, op.channels);
+            if (row >= 0 || has_position)
+                std::copy_n(row >= 0 ? token : position, op.channels, out);
+            else
+                std::fill_n(out, op.channels, from_float<T>(-0.0f));
         });
     });
 }

@@ -10,15 +10,24 @@ namespace {
 
 constexpr size_t kBlock = 1 << 15;  // elements: large enough to pay for a task, small enough to spread a tensor
 
+// out[i] is number first + i. Not inlined: inside the loop over rows the compiler keeps fewer constants in registers.
+[[gnu::noinline]] void store_normal_numbers(const NormalFill& op, float* out, size_t first, size_t count) {
+    const uint64_t counter_high = (uint64_t(RandomPurpose::init) << 32) + op.subsequence;
+    for (size_t i = 0; i < count;) {
+        const NormalQuad quad = normal_quad(philox(op.seed, counter_high, (first + i) / 4));
+        for (size_t k = (first + i) % 4; k < 4 && i < count; k++) out[i++] = float(op.deviation * quad.value[k]);
+    }
+}
+
 }  // namespace
 
 void normal_fill(const NormalFill& op, Stream) {
-    const uint64_t counter_high = (uint64_t(RandomPurpose::init) << 32) + op.subsequence;
     parallel_blocks(op.count, kBlock, [&](size_t begin, size_t end) {
-        static_assert(kBlock % 4 == 0, "a block starts with the first number of a quad");
-        for (size_t i = begin; i < end; i += 4) {
-            const NormalQuad quad = normal_quad(philox(op.seed, counter_high, (op.first + i) / 4));
-            for (size_t j = i; j < std::min(i + 4, end); j++) op.out[j] = float(op.deviation * quad.value[j - i]);
+        for (size_t i = begin; i < end;) {  // the part of a row in the block
+            const size_t row = (op.skipped + i) / op.cols, col = (op.skipped + i) % op.cols;
+            const size_t count = std::min(end - i, op.cols - col);
+            store_normal_numbers(op, op.out + i, op.first + row * op.stride + col, count);
+            i += count;
         }
     });
 }

@@ -128,19 +128,21 @@ public:
         complete(failed ? failure : ended, failed ? failed : "ncclGroupEnd");
     }
 
-    // Sends all pieces to their owners and sums them here, because NCCL's order depends on its version and the network.
+    // Sends all pieces to their owners and sums them here, because NCCL's order depends on its version and the network,
+    // and it rounds a sum of 16-bit numbers at each addition.
     void reduce_scatter_as_tree(const ReduceScatter& op) {
-        auto* others = static_cast<float*>(op.scratch);
-        const size_t rank = size_t(rank_), size = size_t(size_);
+        const View others(op.scratch, op.inp.dtype);
+        const size_t rank = size_t(rank_), size = size_t(size_), bytes = op.count * size_of(op.inp.dtype);
         group([&](auto note) {
             for (size_t peer = 0; peer < size; peer++) {
                 if (peer == rank) continue;
-                note(ncclSend(op.inp + peer * op.count, op.count, ncclFloat32, int(peer), comm_, stream_), "ncclSend");
-                note(ncclRecv(others + peer * op.count, op.count, ncclFloat32, int(peer), comm_, stream_), "ncclRecv");
+                const size_t piece = peer * op.count;
+                note(ncclSend(op.inp.from(piece).data, bytes, ncclUint8, int(peer), comm_, stream_), "ncclSend");
+                note(ncclRecv(others.from(piece).data, bytes, ncclUint8, int(peer), comm_, stream_), "ncclRecv");
             }
         });
         tree_sum({.out = op.out,
-                  .own = op.inp + rank * op.count,
+                  .own = op.inp.from(rank * op.count),
                   .others = others,
                   .own_part = rank_,
                   .parts = size_,
@@ -301,6 +303,11 @@ private:
     const char* name_;  // of the last started collective
 };
 
+// Whether a reduce-scatter adds here as a tree, not in NCCL.
+bool is_tree_sum(Dtype inp, Dtype out, bool deterministic) {
+    return deterministic || inp != Dtype::fp32 || out != Dtype::fp32;
+}
+
 Nccl& nccl_of(const Comm& comm) { return *static_cast<Nccl*>(comm.handle); }
 
 // ---- hosts and GPUs of the ranks ------------------------------------------------------------------------------------
@@ -417,20 +424,21 @@ Ticket all_reduce_sum(double* values, size_t count, const Comm& comm, Stream str
         });
 }
 
-size_t reduce_scatter_scratch_bytes(size_t count, int size, bool deterministic) {
-    return size > 1 && deterministic ? count * size_t(size) * sizeof(float) : 0;
+size_t reduce_scatter_scratch_bytes(Dtype inp, size_t count, int size, bool deterministic, Dtype out) {
+    return size > 1 && is_tree_sum(inp, out, deterministic) ? count * size_t(size) * size_of(inp) : 0;
 }
 
 Ticket reduce_scatter_sum(const ReduceScatter& op, const Comm& comm, Stream stream) {
-    if (!comm.handle) return finished_in_place(op.out, op.inp, "reduce_scatter_sum");
+    if (!comm.handle) return reduce_scatter_alone(op);
+    require_summable(op, comm);
     Nccl& nccl = nccl_of(comm);
-    const size_t sent = size_t(comm.size - 1) * op.count * sizeof(float);
+    const size_t sent = size_t(comm.size - 1) * op.count * size_of(op.inp.dtype);
     nccl.count_sent(sent);
     return nccl.enqueue("reduce_scatter_sum", double(sent), stream, [&](ncclComm_t handle, cudaStream_t ours) {
-        if (nccl.is_deterministic())
+        if (is_tree_sum(op.inp.dtype, op.out.dtype, nccl.is_deterministic()))
             nccl.reduce_scatter_as_tree(op);
         else
-            nccl.complete(ncclReduceScatter(op.inp, op.out, op.count, ncclFloat32, ncclSum, handle, ours),
+            nccl.complete(ncclReduceScatter(op.inp.data, op.out.data, op.count, ncclFloat32, ncclSum, handle, ours),
                           "ncclReduceScatter");
     });
 }

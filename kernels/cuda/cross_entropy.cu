@@ -9,6 +9,8 @@
 // so that the rounding cancels between numerator and sum; the loss undoes it in double.
 // A soft cap has a separate instance: cap tanh(x / cap) from one exp2f and one division (absolute error below
 // cap 2^-21), recomputed in the second pass; the derivative uses the same exponential and does not cancel.
+// If ranks divide the vocabulary, vocabulary_sums is the first pass, and cross_entropy is the second after an exchange
+// of the sums. Both read the row from memory. Each warp of cross_entropy combines the sums of all parts.
 #include <cmath>
 
 #include "kernels/cuda/ptx.cuh"
@@ -16,6 +18,7 @@
 #include "kernels/cuda/vector.cuh"
 #include "kernels/ops.h"
 #include "kernels/shared/dispatch.h"
+#include "kernels/shared/vocabulary.h"
 
 namespace ops {
 
@@ -114,6 +117,37 @@ template <class Shared> __device__ Softmax block_softmax(Softmax part, Shared& s
     return {max, block_sum(part.sum * exp_below(part.max, max * kLog2E), s.sum)};
 }
 
+// The sums of a row over all parts of the vocabulary.
+struct RowSums {
+    Softmax softmax;
+    float target;  // the target's logit after the soft cap
+};
+
+// All lanes of a warp get the same bits. Lane i first combines the parts i of each 32, and then keeps the sum of the
+// i-th 32. Sums over lanes, the nearest first and 0 where no part is, have the order of the tree.
+__device__ RowSums combine_parts(const CrossEntropy& op, int row) {
+    const int lane = int(threadIdx.x) % kWarpSize;
+    float max = kLowest, target = 0;
+    for (int part = lane; part < op.parts; part += kWarpSize) {
+        const VocabularySums& sums = op.sums[size_t(part) * op.rows + row];
+        max = fmaxf(max, sums.max);
+        target += sums.target;  // all but one are 0
+    }
+    max = warp_reduce(max, Max());
+    float sum_of_32 = 0;
+    for (int first = 0; first < op.parts; first += kWarpSize) {
+        float sum = 0;
+        if (const int part = first + lane; part < op.parts) {
+            const VocabularySums& sums = op.sums[size_t(part) * op.rows + row];
+            sum = sums.sum * exp_below(sums.max, max * kLog2E);
+        }
+        sum = lanes_reduce<kWarpSize>(sum, Sum());
+        if (lane == first / kWarpSize) sum_of_32 = sum;
+    }
+    return {{max, lanes_reduce<kWarpSize>(sum_of_32, Sum())}, warp_sum(target)};
+}
+static_assert(kMaxVocabularyParts <= kWarpSize * kWarpSize);
+
 template <bool kAligned, class T> __device__ void zero_packs(T* logits, int first_pack, int columns) {
     const Pack<T> zeros{};
     for (int p = first_pack; p < packs_of<T>(columns); p += kThreads)
@@ -125,8 +159,13 @@ __device__ double log_sum_exp(Softmax softmax) {
     return log(double(softmax.sum)) + double(softmax.max * kLog2E) * kLn2;
 }
 
+__device__ float row_loss(Softmax softmax, float target_logit) {
+    return float(log(double(softmax.sum)) + (double(softmax.max * kLog2E) * kLn2 - double(target_logit)));
+}
+
 // logits = scale (boost softmax - one_hot(target)) times the soft cap's derivative; 0 in the padding. The boost is 1,
-// or 1 + 2 z_loss lse with a z-loss. A thread reads only elements that it overwrites afterwards.
+// or 1 + 2 z_loss lse with a z-loss. A target of -1 is in another part. A thread reads only elements that it overwrites
+// afterwards.
 template <bool kAligned, bool kStaged, class Cap, class T>
 __device__ void write_gradient(Cap cap, const CrossEntropy& op, T* logits, int target, Softmax softmax,
                                const Pack<T>* staged) {
@@ -151,27 +190,73 @@ __device__ void write_gradient(Cap cap, const CrossEntropy& op, T* logits, int t
     zero_packs<kAligned>(logits, p, op.padded_vocab);
 }
 
+// The results of a row without a target.
+template <bool kAligned, class T> __device__ void skip_row(const CrossEntropy& op, int row, T* logits) {
+    if (threadIdx.x == 0) op.loss[row] = 0;
+    if (op.write_dlogits) zero_packs<kAligned>(logits, int(threadIdx.x), op.padded_vocab);
+}
+
 template <class T, class Cap, bool kAligned, bool kStaged>
 __global__ void __launch_bounds__(kThreads, 2) cross_entropy_kernel(CrossEntropy op) {
     const Cap cap(op.softcap);
     auto& s = shared_memory<CrossEntropyShared<T, kStaged>>();
     const int row = int(blockIdx.x), target = op.targets[row];
     T* logits = op.logits.as<T>() + size_t(row) * op.padded_vocab;
-    if (target < 0) {
-        if (threadIdx.x == 0) op.loss[row] = 0;
-        if (op.write_dlogits) zero_packs<kAligned>(logits, int(threadIdx.x), op.padded_vocab);
-        return;
-    }
+    if (target < 0) return skip_row<kAligned>(op, row, logits);
     // Must be read before the barriers of block_softmax; after them, another thread overwrites it.
     const float target_logit = cap(to_float(logits[target])).value;
     const Softmax softmax = block_softmax(softmax_of_packs<kAligned, kStaged>(cap, logits, op.vocab, s.staged), s);
     if (op.write_dlogits) write_gradient<kAligned, kStaged>(cap, op, logits, target, softmax, s.staged);
+    if (threadIdx.x == 0) op.loss[row] = row_loss(softmax, target_logit);
+}
+
+// With the sums of all parts.
+template <class T, class Cap, bool kAligned>
+__global__ void __launch_bounds__(kThreads, 2) cross_entropy_part_kernel(CrossEntropy op) {
+    const int row = int(blockIdx.x), target = op.targets[row];
+    T* logits = op.logits.as<T>() + size_t(row) * op.padded_vocab;
+    if (target < 0) return skip_row<kAligned>(op, row, logits);
+    const RowSums sums = combine_parts(op, row);
+    const int column = index_in_part(target, op.first_token, op.vocab);
+    if (op.write_dlogits)
+        write_gradient<kAligned, false>(Cap(op.softcap), op, logits, column, sums.softmax,
+                                        static_cast<const Pack<T>*>(nullptr));
+    if (threadIdx.x == 0) op.loss[row] = row_loss(sums.softmax, sums.target);
+}
+
+template <class T, class Cap, bool kAligned>
+__global__ void __launch_bounds__(kThreads, 2) vocabulary_sums_kernel(VocabularySumsOfRows op) {
+    const Cap cap(op.softcap);
+    auto& s = shared_memory<CrossEntropyShared<T, false>>();
+    const int row = int(blockIdx.x), column = index_in_part(op.targets[row], op.first_token, op.vocab);
+    const T* logits = op.logits.as<T>() + size_t(row) * op.padded_vocab;
+    if (op.vocab == 0) {
+        if (threadIdx.x == 0) op.out[row] = {.max = -INFINITY, .sum = 0, .target = 0};
+        return;
+    }
+    const Softmax softmax = block_softmax(softmax_of_packs<kAligned, false>(cap, logits, op.vocab, s.staged), s);
     if (threadIdx.x == 0)
-        op.loss[row] = float(log(double(softmax.sum)) + (double(softmax.max * kLog2E) * kLn2 - double(target_logit)));
+        op.out[row] = {
+            .max = softmax.max, .sum = softmax.sum, .target = column >= 0 ? cap(to_float(logits[column])).value : 0.0f};
+}
+
+template <class T, class Op> bool has_aligned_rows(const Op& op) {
+    return op.padded_vocab % kPackSize<T> == 0 && are_aligned(16, {op.logits});
+}
+
+template <class T, class Cap> void launch_sums(const VocabularySumsOfRows& op, Stream stream) {
+    launch(has_aligned_rows<T>(op) ? vocabulary_sums_kernel<T, Cap, true> : vocabulary_sums_kernel<T, Cap, false>,
+           {"vocabulary_sums", blocks_for(size_t(op.rows), 1), kThreads, sizeof(CrossEntropyShared<T, false>)}, stream,
+           op);
+}
+
+template <class T, class Cap> void launch_part(const CrossEntropy& op, Stream stream) {
+    launch(has_aligned_rows<T>(op) ? cross_entropy_part_kernel<T, Cap, true> : cross_entropy_part_kernel<T, Cap, false>,
+           {"cross_entropy", blocks_for(size_t(op.rows), 1), kThreads}, stream, op);
 }
 
 template <class T, class Cap> void launch_rows(const CrossEntropy& op, Stream stream) {
-    const bool aligned = op.padded_vocab % kPackSize<T> == 0 && are_aligned(16, {op.logits});
+    const bool aligned = has_aligned_rows<T>(op);
     const bool staged = op.write_dlogits && packs_of<T>(op.vocab) <= kMaxStagedPacks<T>;
     auto kernel = aligned && staged ? cross_entropy_kernel<T, Cap, true, true>
                   : aligned         ? cross_entropy_kernel<T, Cap, true, false>
@@ -201,11 +286,22 @@ __global__ void __launch_bounds__(kSumThreads) loss_sum_kernel(LossSum op) {
 
 }  // namespace
 
-void cross_entropy(const CrossEntropy& op, Stream stream) {
-    dispatch("cross_entropy", {op.logits}, [&]<class T>() {
-        require(op.vocab > 0 && op.padded_vocab >= op.vocab, "cross_entropy: vocab %d, padded_vocab %d", op.vocab,
+void vocabulary_sums(const VocabularySumsOfRows& op, Stream stream) {
+    dispatch("vocabulary_sums", {op.logits}, [&]<class T>() {
+        require(op.vocab >= 0 && op.padded_vocab >= op.vocab, "vocabulary_sums: vocab %d, padded_vocab %d", op.vocab,
                 op.padded_vocab);
         if (op.rows <= 0) return;
+        op.softcap > 0 ? launch_sums<T, SoftCap>(op, stream) : launch_sums<T, NoCap>(op, stream);
+    });
+}
+
+void cross_entropy(const CrossEntropy& op, Stream stream) {
+    dispatch("cross_entropy", {op.logits}, [&]<class T>() {
+        require(op.vocab >= (op.sums ? 0 : 1) && op.padded_vocab >= op.vocab,
+                "cross_entropy: vocab %d, padded_vocab %d", op.vocab, op.padded_vocab);
+        require(!op.sums || (op.parts > 0 && op.parts <= kMaxVocabularyParts), "cross_entropy: %d parts", op.parts);
+        if (op.rows <= 0) return;
+        if (op.sums) return op.softcap > 0 ? launch_part<T, SoftCap>(op, stream) : launch_part<T, NoCap>(op, stream);
         op.softcap > 0 ? launch_rows<T, SoftCap>(op, stream) : launch_rows<T, NoCap>(op, stream);
     });
 }

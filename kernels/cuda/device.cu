@@ -229,6 +229,11 @@ void gather_on_device(void* to, const void* from, size_t from_step, size_t bytes
         "copy on the GPU");
 }
 
+void scatter_on_device(void* to, size_t to_step, const void* from, size_t bytes, size_t rows, Stream stream) {
+    check_cuda(cudaMemcpy2DAsync(to, to_step, from, bytes, bytes, rows, cudaMemcpyDeviceToDevice, cuda_stream(stream)),
+               "copy on the GPU");
+}
+
 void synchronize(Stream stream) {
     check_cuda(cudaStreamSynchronize(cuda_stream(stream)), "waiting for the GPU");
     staging_ring().deliver(cuda_stream(stream));

@@ -11,15 +11,19 @@ namespace {
 constexpr int kThreads = 256;
 
 template <class T, bool kAligned> __global__ void __launch_bounds__(kThreads) dropout_kernel(Dropout op) {
-    const size_t call = size_t(blockIdx.x) * kThreads + threadIdx.x, begin = call * kDropoutGroup;
-    if (begin >= op.count) return;
-    const T* inp = op.inp.as<T>() + blockIdx.y * op.count;  // may alias `out`
-    T* out = op.out.as<T>() + blockIdx.y * op.count;
-    const Philox random = op.mask.words(op.mask.keys[blockIdx.y], call);
+    const size_t sample = op.first / op.count + blockIdx.y, origin = sample * op.count;
+    const size_t skipped = op.first - min(op.first, origin);  // elements of the sample before `first`
+    const size_t call = skipped / kDropoutGroup + size_t(blockIdx.x) * kThreads + threadIdx.x;
+    const size_t begin = call * kDropoutGroup, end = min(op.count, op.first + op.elements - origin);
+    if (begin >= end) return;
+    const ptrdiff_t offset = ptrdiff_t(origin) - ptrdiff_t(op.first);
+    const T* inp = op.inp.as<T>() + offset;  // may alias `out`
+    T* out = op.out.as<T>() + offset;
+    const Philox random = op.mask.words(op.mask.keys[sample], call);
     const float factor = op.mask.factor;
 #pragma unroll
     for (int first = 0; first < kDropoutGroup; first += kPackSize<T>) {
-        const size_t at = begin + first, available = op.count - min(op.count, at);
+        const size_t at = begin + first, available = end - min(end, at);
         auto x = unpack(load_some<kAligned>(inp + at, available));
 #pragma unroll
         for (int i = 0; i < kPackSize<T>; i++) {
@@ -35,11 +39,16 @@ template <class T, bool kAligned> __global__ void __launch_bounds__(kThreads) dr
 void dropout(const Dropout& op, Stream stream) {
     dispatch("dropout", {op.out, op.inp}, [&]<class T>() {
         constexpr int kMax = 65535;
-        require(op.batch <= kMax, "dropout: batch is %d, but must be at most %d", op.batch, kMax);
-        if (op.count == 0 || op.batch == 0) return;
-        const bool aligned = are_aligned(16, {op.out, op.inp}) && op.count % kPackSize<T> == 0;
-        dim3 blocks = blocks_for(op.count, size_t(kThreads) * kDropoutGroup);
-        blocks.y = unsigned(op.batch);
+        if (op.elements == 0) return;
+        const size_t samples = (op.first + op.elements - 1) / op.count - op.first / op.count + 1;
+        require(samples <= kMax, "dropout: %zu samples, but must be at most %d", samples, kMax);
+        require(op.first % op.count % kDropoutGroup == 0,
+                "dropout: first is element %zu of a sample, but must be a multiple of %d", op.first % op.count,
+                kDropoutGroup);
+        const bool aligned =
+            are_aligned(16, {op.out, op.inp}) && op.count % kPackSize<T> == 0 && op.elements % kPackSize<T> == 0;
+        dim3 blocks = blocks_for(std::min(op.count, op.elements), size_t(kThreads) * kDropoutGroup);
+        blocks.y = unsigned(samples);
         launch(aligned ? dropout_kernel<T, true> : dropout_kernel<T, false>, {"dropout", blocks, kThreads}, stream, op);
     });
 }

@@ -14,6 +14,7 @@
 #include "kernels/cuda/vector.cuh"
 #include "kernels/ops.h"
 #include "kernels/shared/dispatch.h"
+#include "kernels/shared/vocabulary.h"
 
 namespace ops {
 
@@ -23,20 +24,29 @@ namespace {
 
 constexpr int kForwardThreads = 256;
 
+template <class T> __device__ Pack<T> negative_zeros() {
+    Floats<T, kPackSize<T>> zeros;
+#pragma unroll
+    for (float& value : zeros.value) value = -0.0f;
+    return pack_floats(zeros);
+}
+
 template <class T, bool kAligned, bool kHasPositions>
 __global__ void __launch_bounds__(kForwardThreads) embedding_forward_kernel(EmbeddingForward op) {
     constexpr int kStep = kWarpSize * kPackSize<T>;
     const size_t i = (size_t(blockIdx.x) * kForwardThreads + threadIdx.x) / kWarpSize;
     if (i >= size_t(op.batch) * op.seq_len) return;
     const int channels = op.channels;
-    const T* __restrict__ token = op.wte.as<T>() + size_t(op.tokens[i]) * channels;
+    const int row = index_in_part(op.tokens[i], op.part.first_token, op.part.tokens);
+    const bool has_position = kHasPositions && index_in_part(int(i), op.part.first_row, op.part.rows) >= 0;
+    const T* __restrict__ token = op.wte.as<T>() + size_t(max(row, 0)) * channels;
     const size_t at = op.positions ? size_t(op.positions[i]) : i % op.seq_len;
     const T* __restrict__ position = op.wpe.as<T>() + (kHasPositions ? at * channels : 0);
     T* __restrict__ out = op.out.as<T>() + i * channels;
 #pragma unroll 4
     for (int c = int(threadIdx.x) % kWarpSize * kPackSize<T>; c < channels; c += kStep) {
-        Pack<T> pack = load_pack<kAligned>(token + c, channels - c);
-        if constexpr (kHasPositions) {
+        Pack<T> pack = row >= 0 ? load_pack<kAligned>(token + c, channels - c) : negative_zeros<T>();
+        if (has_position) {
             auto sum = unpack(pack);
             sum += unpack(load_pack<kAligned>(position + c, channels - c));
             pack = pack_floats(sum);
@@ -52,16 +62,21 @@ constexpr int kDigits = 1 << kDigitBits;
 constexpr int kTile = 1024;  // positions per block, one per thread
 constexpr int kTileWarps = kTile / kWarpSize;
 
-// One pass of the sort: from order `from` to order `to`, by one digit of the tokens.
+// One pass of the sort: from order `from` to order `to`, by one digit of the tokens' rows in the part, [0, vocab).
+// Other tokens are sorted to the end.
 struct SortPass {
     const int* tokens;
+    int first_token, vocab;
     const int* from;  // (n_positions), or null for the identity
     int* to;          // (n_positions)
     int* counts;      // (kDigits, n_tiles): the counts, then the destination of the first position
     int n_positions, n_tiles, shift;
 
     __device__ int position(int i) const { return from ? from[i] : i; }
-    __device__ int digit(int position) const { return (tokens[position] >> shift) & (kDigits - 1); }
+    __device__ int digit(int position) const {
+        const int row = index_in_part(tokens[position], first_token, vocab);
+        return ((row >= 0 ? row : vocab) >> shift) & (kDigits - 1);
+    }
 };
 
 using CountShared = int[kDigits];
@@ -152,19 +167,21 @@ template <class T> struct TokenSums {
     EmbeddingBackward op;
     const int* order;  // positions sorted by token
     int n_positions, n_slabs;
+
+    // The row of dwte for sorted position i, or -1 if another part has it.
+    __device__ int row(int i) const { return index_in_part(op.tokens[order[i]], op.first_token, op.vocab); }
 };
 
 // The 32 consecutive sorted positions of a warp, one per lane.
 struct PositionGroup {
     int position;  // -1 after the end
-    int token;     // -1 after the end
+    int token;     // its row in the part; -1 after the end and for tokens of other parts
 };
 
 template <class T> __device__ PositionGroup load_group(const TokenSums<T>& sums, int first) {
     const int i = first + int(threadIdx.x) % kWarpSize;
     if (i >= sums.n_positions) return {-1, -1};
-    const int position = sums.order[i];
-    return {position, sums.op.tokens[position]};
+    return {sums.order[i], sums.row(i)};
 }
 
 // Adds the rows of dout of `count` lanes in order, starting at lane `first`; load(position) loads this lane's columns,
@@ -205,7 +222,7 @@ __global__ void __launch_bounds__(kSumThreads) embedding_backward_tokens_kernel(
 
     const PositionGroup group = load_group(sums, first);
     int token_before = __shfl_up_sync(kAllLanes, group.token, 1);
-    if (lane == 0) token_before = first > 0 ? sums.op.tokens[sums.order[first - 1]] : -1;
+    if (lane == 0) token_before = first > 0 ? sums.row(first - 1) : -1;
     unsigned begins = __ballot_sync(kAllLanes, group.token >= 0 && group.token != token_before);
     for (; begins; begins &= begins - 1) {
         const int token = __shfl_sync(kAllLanes, group.token, __ffs(int(begins)) - 1);
@@ -266,15 +283,16 @@ __global__ void __launch_bounds__(kSumThreads) embedding_backward_positions_kern
 
 int n_tiles(int n_positions) { return (n_positions + kTile - 1) / kTile; }
 
-int n_passes(int vocab) {
-    return std::max(1, (int(std::bit_width(unsigned(vocab - 1))) + kDigitBits - 1) / kDigitBits);
-}
+// The keys are at most `vocab`, which stands for the tokens of other parts.
+int n_passes(int vocab) { return (int(std::bit_width(unsigned(vocab))) + kDigitBits - 1) / kDigitBits; }
 
 // Sorts positions by token. Scratch holds two orders, which the passes write alternately, and the counts.
 const int* sort_positions(const EmbeddingBackward& op, Stream stream) {
     const int n = op.batch * op.seq_len;
     int* orders[2] = {static_cast<int*>(op.scratch), static_cast<int*>(op.scratch) + n};
     SortPass pass{.tokens = op.tokens,
+                  .first_token = op.first_token,
+                  .vocab = op.vocab,
                   .from = nullptr,
                   .to = orders[0],
                   .counts = orders[1] + n,

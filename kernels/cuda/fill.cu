@@ -15,13 +15,37 @@ constexpr int kThreads = 256;
 constexpr int kSize = kPackSize<float>;  // elements per thread
 static_assert(kSize == 4, "a pack holds the four numbers of one call of philox()");
 
-// The elements that each op stores at i.
-template <bool kAligned> __device__ Floats<float, kSize> values_at(const NormalFill& op, size_t i) {
-    const uint64_t counter_high = (uint64_t(RandomPurpose::init) << 32) + op.subsequence;
-    const NormalQuad quad = normal_quad(philox(op.seed, counter_high, (op.first + i) / 4));
-    Floats<float, kSize> values;
+__device__ NormalQuad quad_of(const NormalFill& op, size_t number) {
+    return normal_quad(philox(op.seed, (uint64_t(RandomPurpose::init) << 32) + op.subsequence, number / 4));
+}
+
+// The number at out[i].
+__device__ size_t number_at(const NormalFill& op, size_t i) {
+    const size_t place = op.skipped + i;
+    return op.first + place / op.cols * op.stride + place % op.cols;
+}
+
+__device__ float normal_number(const NormalFill& op, size_t number) {
+    const NormalQuad quad = quad_of(op, number);
+    double value = 0;
 #pragma unroll
-    for (int k = 0; k < kSize; k++) values.value[k] = float(op.deviation * quad.value[k]);
+    for (int k = 0; k < kSize; k++)
+        if (number % kSize == size_t(k)) value = quad.value[k];
+    return float(op.deviation * value);
+}
+
+// The elements that each op stores at i. A pack of numbers from several calls of philox() makes four calls.
+template <bool kAligned> __device__ Floats<float, kSize> values_at(const NormalFill& op, size_t i) {
+    const size_t number = number_at(op, i);
+    Floats<float, kSize> values;
+    if (number % kSize == 0 && number_at(op, i + kSize - 1) == number + kSize - 1) {
+        const NormalQuad quad = quad_of(op, number);
+#pragma unroll
+        for (int k = 0; k < kSize; k++) values.value[k] = float(op.deviation * quad.value[k]);
+    } else {
+#pragma unroll
+        for (int k = 0; k < kSize; k++) values.value[k] = normal_number(op, number_at(op, i + k));
+    }
     return values;
 }
 

@@ -32,11 +32,9 @@ void drain(const Comm&) noexcept {}
 
 Ticket all_reduce_sum(double*, size_t, const Comm&, Stream) { return {}; }
 
-Ticket reduce_scatter_sum(const ReduceScatter& op, const Comm&, Stream) {
-    return finished_in_place(op.out, op.inp, "reduce_scatter_sum");
-}
+Ticket reduce_scatter_sum(const ReduceScatter& op, const Comm&, Stream) { return reduce_scatter_alone(op); }
 
-size_t reduce_scatter_scratch_bytes(size_t, int, bool) { return 0; }
+size_t reduce_scatter_scratch_bytes(Dtype, size_t, int, bool, Dtype) { return 0; }
 
 Ticket all_gather(void* out, const void* inp, size_t, const Comm&, Stream) {
     return finished_in_place(out, inp, "all_gather");

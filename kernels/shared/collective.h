@@ -13,6 +13,22 @@ inline Ticket finished_in_place(const void* out, const void* inp, const char* na
     return {};
 }
 
+// Requires types that reduce_scatter_sum() supports. One rank's sum is in place, so its types are equal.
+inline void require_summable(const ReduceScatter& op, const Comm& comm) {
+    const Dtype inp = op.inp.dtype, out = op.out.dtype;
+    const bool has_fp32 = inp == Dtype::fp32 || out == Dtype::fp32;
+    const bool has_fp64 = inp == Dtype::fp64 || out == Dtype::fp64;
+    require(!has_fp64 && (inp == out || (has_fp32 && comm.size > 1)),
+            "reduce_scatter_sum on rank %d of %d does not support a sum of %s in %s", comm.rank, comm.size,
+            name_of(inp), name_of(out));
+}
+
+// A single rank's reduce-scatter.
+inline Ticket reduce_scatter_alone(const ReduceScatter& op) {
+    require_summable(op, comm_single());
+    return finished_in_place(op.out.data, op.inp.data, "reduce_scatter_sum");
+}
+
 // Returns the bytes that an exchange sends to other ranks. Requires messages to and from existing ranks, and that this
 // rank's messages to itself have the sizes that it expects.
 inline size_t checked_bytes(const Exchange& op, const Comm& comm) {

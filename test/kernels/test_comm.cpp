@@ -13,15 +13,19 @@ TEST_CASE("one rank's collectives leave its values unchanged", "[comm]") {
         std::vector<double> values(kCount);
         std::iota(values.begin(), values.end(), -50000.0);
         Array<float> array("array", Role::output, values);
+        Array<bf16> narrow("narrow", Role::output, values);
+        const std::vector<bf16> narrow_before = narrow.fetch();
         Array<double> sums("sums", Role::output, std::vector<double>{1.5, -2.5, 1e300});
         float* const data = array.on(OnDevice<float>());
+        bf16* const narrow_data = narrow.on(OnDevice<bf16>());
         double* const sum = sums.on(OnDevice<double>());
 
         // Once with all elements, then with fewer elements but more often than tickets are kept.
         for (int round = 0; round < 300; round++) {
             const size_t count = round == 0 ? kCount : 1003;
-            wait(reduce_scatter_sum({.out = data, .scratch = nullptr, .inp = data, .count = count}, comm, {}), comm,
-                 {});
+            for (const View inp : {View(data), View(narrow_data)})
+                wait(reduce_scatter_sum({.out = inp, .scratch = nullptr, .inp = inp, .count = count}, comm, {}), comm,
+                     {});
             const Ticket gathered = all_gather(data, data, count * sizeof(float), comm, {});
             wait(all_reduce_sum(sum, 3, comm, {}), comm, {});
             wait(gathered, comm, {});
@@ -33,11 +37,31 @@ TEST_CASE("one rank's collectives leave its values unchanged", "[comm]") {
         CHECK(all_reduce_max(-3, comm) == -3);
         drain(comm);
         check_same_bits(array, std::vector<float>(values.begin(), values.end()));
+        check_same_bits(narrow, narrow_before);
         check_same_bits(sums, {1.5, -2.5, 1e300});
         CHECK(comm_totals(comm).bytes_sent == 0);
         close_comm(comm);
         CHECK(comm.handle == nullptr);
     }
+}
+
+TEST_CASE("a reduce-scatter refuses types that it does not support", "[comm]") {
+    Comm comm = open_comm({.deadline_s = 60, .always = true});
+    DeviceBuffer array(sizeof(double));
+    auto expect_refused = [&](Dtype inp, Dtype out) {
+        const ReduceScatter op{{array.data(), out}, nullptr, {array.data(), inp}, 1};
+        expect_error(Exit::internal,
+                     {format("reduce_scatter_sum on rank 0 of 1 does not support a sum of %s in %s", name_of(inp),
+                             name_of(out))},
+                     [&] { reduce_scatter_sum(op, comm, {}); });
+    };
+    expect_refused(Dtype::bf16, Dtype::fp16);
+    expect_refused(Dtype::fp16, Dtype::bf16);
+    expect_refused(Dtype::fp64, Dtype::fp64);
+    expect_refused(Dtype::fp64, Dtype::fp32);
+    expect_refused(Dtype::fp32, Dtype::fp64);
+    expect_refused(Dtype::fp32, Dtype::bf16);  // one rank's sum is in place
+    close_comm(comm);
 }
 
 TEST_CASE("one rank's exchange copies its messages in their order", "[comm]") {

@@ -86,6 +86,24 @@ TEST_CASE("pieces are gathered", "[device]") {
     }
 }
 
+TEST_CASE("pieces are scattered", "[device]") {
+    for (const auto& [bytes, step, rows] : {std::array<size_t, 3>{1, 1, 1}, {6, 20, 300}, {4096, 5000, 9}}) {
+        const std::vector<unsigned char> sent = bytes_of_pattern(bytes * rows, unsigned(step));
+        std::vector<unsigned char> received(step * rows + 1), expected(received.size());
+        DeviceBuffer from(sent.size()), to(received.size());
+        copy_to_device(from.data(), sent.data(), sent.size(), Stream());
+        // To the end of each row of the target.
+        scatter_on_device(static_cast<unsigned char*>(to.data()) + step - bytes, step, from.data(), bytes, rows,
+                          Stream());
+        copy_to_host(received.data(), to.data(), received.size(), Stream());
+        synchronize(Stream());
+        for (size_t row = 0; row < rows; row++)
+            std::copy_n(sent.begin() + ptrdiff_t(row * bytes), bytes,
+                        expected.begin() + ptrdiff_t((row + 1) * step - bytes));
+        CHECK(received == expected);
+    }
+}
+
 // More copies than can be in flight at a time, with work in between: each takes effect at its position in the stream,
 // and its source may be overwritten at once.
 TEST_CASE("copies and ops on a stream happen in order", "[device]") {

@@ -89,6 +89,18 @@ TEST_CASE("dropout's masks of other samples, sites, heads and places are indepen
     }
 }
 
+// A part of the heads has the masks of these heads in the model.
+TEST_CASE("dropout of a part of the heads", "[dropout]") {
+    const uint64_t key = ops::dropout_key(1, 1);
+    const ops::DropoutMask whole = {.threshold = ops::dropout_threshold(0.5), .site = 4};
+    ops::DropoutMask part = whole;
+    part.first_head = 3;
+    for (int head = 0; head < 4; head++)
+        for (int i = 0; i < 64; i++)
+            CHECK(part.is_kept(key, head, i / 8, i % 8) == whole.is_kept(key, 3 + head, i / 8, i % 8));
+    for (size_t i = 0; i < 64; i++) CHECK(part.is_kept(key, i) == whole.is_kept(key, i));  // elementwise
+}
+
 // Each element of attention has its own decision: no two elements of a 48 x 48 corner share one. A fault in the layout
 // of words and halves would make them share.
 TEST_CASE("dropout uses each of attention's decisions once", "[dropout]") {

@@ -27,6 +27,31 @@ std::vector<int> repeating_tokens(const Shape& s) {
     return tokens;
 }
 
+// The sum of the parts of an embedding, each rounded to T, in float. Part p of n has the p-th n-th of the tokens and of
+// the rows.
+template <class T>
+std::vector<T> sum_of_parts(const Shape& s, const ops::EmbeddingForward& whole, int n, const std::string& name) {
+    std::vector<float> sum(size_t(s.batch) * s.seq_len * s.channels, -0.0f);
+    for (int part = 0; part < n; part++) {
+        auto begin = [&](int count, int p) { return count * p / n; };
+        Stored<T> out(name.c_str(), Role::output, nans(sum.size()), s.shift);
+        ops::EmbeddingForward op = whole;
+        const int first = begin(s.vocab, part), rows = s.batch * s.seq_len;
+        op.out = out.on(OnDevice<T>());
+        op.wte = whole.wte.from(size_t(first) * s.channels);
+        op.part = {.first_token = first,
+                   .tokens = begin(s.vocab, part + 1) - first,
+                   .first_row = begin(rows, part),
+                   .rows = begin(rows, part + 1) - begin(rows, part)};
+        ops::embedding_forward(op, Stream());
+        const std::vector<T> added = out.fetch();
+        for (size_t i = 0; i < sum.size(); i++) sum[i] += to_float(added[i]);
+    }
+    std::vector<T> rounded;
+    for (float value : sum) rounded.push_back(from_float<T>(value));
+    return rounded;
+}
+
 // Float sums in the order of positions. `op` is the host's, with its dout rounded to T.
 std::vector<float> dwte_in_order(const ops::EmbeddingBackward& op) {
     std::vector<float> dwte(op.dwte, op.dwte + size_t(op.vocab) * op.channels);
@@ -98,6 +123,120 @@ TEMPLATE_TEST_CASE("embedding_forward without wpe", "[ops]", float, bf16, fp16) 
         ref::embedding_forward(op(OnHost()));
         check_close(out, [](size_t) { return 0; });
     }
+}
+
+// Zeros of either sign, too.
+TEMPLATE_TEST_CASE("embedding_forward: the parts sum to the whole's bits", "[ops]", float, bf16, fp16) {
+    using T = TestType;
+    for (const Shape& s : kShapes)
+        for (int kind = 0; kind < 3; kind++) {
+            INFO(describe(s) << (kind == 0 ? ", without wpe" : kind == 1 ? "" : ", positions given"));
+            const size_t rows = size_t(s.batch) * s.seq_len;
+            std::vector<double> values = random_values(size_t(s.vocab) * s.channels, 2);
+            for (size_t i = 0; i < values.size(); i += 3) values[i] = i % 2 ? 0.0 : -0.0;
+            Stored<T> out("out", Role::output, nans(rows * s.channels), s.shift),
+                wte("wte", Role::input, values, s.shift);
+            Stored<T> wpe("wpe", Role::input, random_values(size_t(s.n_positions) * s.channels, 3), s.shift);
+            Array<int> tokens("tokens", Role::input, repeating_tokens(s));
+            Array<int> positions("positions", Role::input, random_integers(rows, 4, s.n_positions));
+            const OnDevice<T> device;
+            const ops::EmbeddingForward op{.out = out.on(device),
+                                           .tokens = tokens.on(device),
+                                           .wte = wte.on(device),
+                                           .wpe = kind == 0 ? ConstView() : ConstView(wpe.on(device)),
+                                           .batch = s.batch,
+                                           .seq_len = s.seq_len,
+                                           .channels = s.channels,
+                                           .positions = kind == 2 ? positions.on(device) : nullptr};
+            ops::embedding_forward(op, Stream());
+            for (int n : {1, 2, 4}) {
+                INFO(n << " parts");
+                check_same_bits(out, sum_of_parts<T>(s, op, n, "out"));
+            }
+        }
+}
+
+// The first part adds wpe to its rows alone, and -0 elsewhere.
+TEMPLATE_TEST_CASE("embedding_forward of a part", "[ops]", float, bf16, fp16) {
+    using T = TestType;
+    for (const Shape& s : kShapes) {
+        INFO(describe(s));
+        const size_t rows = size_t(s.batch) * s.seq_len;
+        Stored<T> out("out", Role::output, nans(rows * s.channels), s.shift);
+        Array<int> tokens("tokens", Role::input, repeating_tokens(s));
+        Stored<T> wte("wte", Role::input, random_values(size_t(s.vocab) * s.channels, 2), s.shift);
+        Stored<T> wpe("wpe", Role::input, random_values(size_t(s.n_positions) * s.channels, 3), s.shift);
+        const int first = s.vocab / 3;
+        auto op = [&](auto side) {
+            return ops::EmbeddingForward{.out = out.on(side),
+                                         .tokens = tokens.on(side),
+                                         .wte = ConstView(wte.on(side)).from(size_t(first) * s.channels),
+                                         .wpe = wpe.on(side),
+                                         .batch = s.batch,
+                                         .seq_len = s.seq_len,
+                                         .channels = s.channels,
+                                         .part = {.first_token = first,
+                                                  .tokens = s.vocab / 2,
+                                                  .first_row = int(rows) / 4,
+                                                  .rows = (int(rows) + 2) / 3}};
+        };
+        ops::embedding_forward(op(OnDevice<T>()), Stream());
+        ref::embedding_forward(op(OnHost()));
+        check_close(out, [&](size_t i) { return stored_error<T>(out.host[i]) + kRoundoff * std::abs(out.host[i]); });
+    }
+}
+
+// The rows of dwte have the bits of the whole's; dwpe is the whole's.
+TEMPLATE_TEST_CASE("embedding_backward of parts", "[ops]", float, bf16, fp16) {
+    using T = TestType;
+    // Parts of 2^8 and 2^16 tokens: a sort's keys of other parts' tokens need another digit.
+    for (const Shape& s : {kShapes[1], kShapes[2], Shape{2, 600, 8, 512, 600}, Shape{1, 50, 1, 131072, 50}})
+        for (const bool accumulate : {false, true})
+            for (int parts : {2, 4}) {
+                INFO(describe(s) << ", accumulate " << accumulate << ", " << parts << " parts");
+                const size_t channels = size_t(s.channels), wpe_count = size_t(s.n_positions) * channels;
+                Stored<T> dout("dout", Role::input, random_values(size_t(s.batch) * s.seq_len * channels, 6), s.shift);
+                Array<int> tokens("tokens", Role::input, repeating_tokens(s));
+                // The gradients of tokens [first, first + count).
+                auto gradients = [&](int first, int count) {
+                    std::vector<double> before = random_values(size_t(s.vocab) * channels, 4);
+                    Array<float> dwte(
+                        "dwte", Role::output,
+                        std::vector<double>(before.begin() + ptrdiff_t(size_t(first) * channels),
+                                            before.begin() + ptrdiff_t(size_t(first + count) * channels)));
+                    Array<float> dwpe("dwpe", Role::output, random_values(wpe_count, 5));
+                    const OnDevice<T> device;
+                    ops::EmbeddingBackward op{.dwte = dwte.on(device),
+                                              .dwpe = dwpe.on(device),
+                                              .scratch = nullptr,
+                                              .dout = dout.on(device),
+                                              .tokens = tokens.on(device),
+                                              .batch = s.batch,
+                                              .seq_len = s.seq_len,
+                                              .channels = s.channels,
+                                              .vocab = count,
+                                              .n_positions = s.n_positions,
+                                              .accumulate = accumulate,
+                                              .accumulate_dwte = accumulate,
+                                              .first_token = first};
+                    auto scratch = scratch_of(ops::embedding_backward_scratch_bytes(op));
+                    op.scratch = scratch.on(device);
+                    ops::embedding_backward(op, Stream());
+                    scratch.fetch();
+                    return std::pair(dwte.fetch(), dwpe.fetch());
+                };
+                const auto [dwte, dwpe] = gradients(0, s.vocab);
+                std::vector<float> joined;
+                bool is_same = true;  // a CHECK of the arrays would write them out
+                for (int part = 0; part < parts; part++) {
+                    const int first = s.vocab * part / parts, end = s.vocab * (part + 1) / parts;
+                    const auto [rows, all_positions] = gradients(first, end - first);
+                    joined.insert(joined.end(), rows.begin(), rows.end());
+                    is_same &= all_positions == dwpe;
+                }
+                is_same &= joined == dwte;
+                CHECK(is_same);
+            }
 }
 
 template <class T>

@@ -24,6 +24,53 @@ TEST_CASE("normal_fill", "[ops]") {
         }
 }
 
+// Rows and columns of a matrix, starting in the middle of a row and of a call of philox(), have the bits of the whole.
+TEST_CASE("normal_fill of parts of a matrix", "[ops]") {
+    const size_t rows = 57, cols = 1003, offset = 12;  // the matrix starts at number 12
+    auto filled = [](size_t count, size_t first, size_t skipped, size_t part_cols, size_t stride) {
+        Array<float> out("out", Role::output, nans(count));
+        const ops::NormalFill op{.out = out.on(OnDevice<float>()),
+                                 .count = count,
+                                 .seed = 5,
+                                 .subsequence = 2,
+                                 .deviation = 0.02f,
+                                 .first = first,
+                                 .skipped = skipped,
+                                 .cols = part_cols,
+                                 .stride = stride};
+        ops::normal_fill(op, Stream());
+        ops::NormalFill on_host = op;
+        on_host.out = out.on(OnHost());
+        ref::normal_fill(on_host);
+        check_close(out, [&](size_t i) { return stored_error_fp32(out.host[i]); });
+        return out.fetch();
+    };
+    const std::vector<float> whole = filled(rows * cols, offset, 0, size_t(1) << 62, 0);
+    struct Part {
+        size_t first_row, rows, first_col, cols, skipped;
+    };
+    for (const Part& p : {Part{0, 57, 0, 1003, 0}, Part{7, 20, 0, 1003, 0}, Part{7, 20, 0, 1003, 501},
+                          Part{0, 57, 0, 4, 0}, Part{0, 57, 1, 1, 0}, Part{3, 50, 501, 502, 0},
+                          Part{3, 50, 250, 251, 130}, Part{0, 5, 999, 4, 2}, Part{2, 9, 3, 7, 40}}) {
+        INFO("rows " << p.first_row << " + " << p.rows << ", columns " << p.first_col << " + " << p.cols << ", skipped "
+                     << p.skipped);
+        const size_t count = p.rows * p.cols - p.skipped;
+        const std::vector<float> part =
+            filled(count, offset + p.first_row * cols + p.first_col, p.skipped, p.cols, cols);
+        size_t different = 0;
+        for (size_t j = 0; j < count; j++) {
+            const size_t row = p.first_row + (p.skipped + j) / p.cols, col = p.first_col + (p.skipped + j) % p.cols;
+            different += std::bit_cast<uint32_t>(part[j]) != std::bit_cast<uint32_t>(whole[row * cols + col]);
+        }
+        CHECK(different == 0);
+    }
+    // A range of numbers, as of a chunk of a tensor.
+    const std::vector<float> range = filled(1000, offset + 3, 0, size_t(1) << 62, 0);
+    CHECK(range == std::vector<float>(whole.begin() + 3, whole.begin() + 1003));
+    const std::vector<float> skipped = filled(1000, offset, 77, size_t(1) << 62, 0);
+    CHECK(skipped == std::vector<float>(whole.begin() + 77, whole.begin() + 1077));
+}
+
 // A run's initial weights are bit for bit the same on every device: a hash of 100,000 numbers computed on one CPU.
 TEST_CASE("normal_fill: the same bits everywhere", "[ops]") {
     const size_t count = 100000;

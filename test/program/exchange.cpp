@@ -8,6 +8,7 @@
 //   exchange --nproc N dies, stops        rank 1 does so instead of sending
 //   exchange [--nproc N] groups [tree]    splits in several ways: checks members, collectives, totals and traces; tree:
 //                                         with deterministic sums
+//   exchange [--nproc N] sums [tree]      reduce-scatters of all types: compares every bit with a textbook
 //   exchange --nproc 4 crossed            collectives of rows and columns in an order that differs between ranks
 //   exchange --nproc N dies, stops group  rank 1 does so in a group with rank 0
 //   exchange --nproc N fails              rank 0's library call, which the environment makes fail; with a group
@@ -18,8 +19,10 @@
 #include <cstring>
 #include <numeric>
 
+#include "kernels/shared/dispatch.h"
 #include "kernels/trace.h"
 #include "runtime/cluster/cluster.h"
+#include "test/reference/tree_sum.h"
 
 namespace {
 
@@ -237,7 +240,7 @@ public:
           gathered_(size_ * kCount * sizeof(float)),
           inp_(size_ * kCount * sizeof(float)),
           out_(kCount * sizeof(float)),
-          scratch_(std::max<size_t>(1, reduce_scatter_scratch_bytes(kCount, group.size, true))) {
+          scratch_(std::max<size_t>(1, reduce_scatter_scratch_bytes(Dtype::fp32, kCount, group.size, true))) {
         for (size_t i = 0; i < size_ * kCount; i++) values_.push_back(value(members_[size_t(group.rank)], i));
         copy_to_device(inp_.data(), values_.data(), inp_.bytes(), {});
         synchronize({});
@@ -345,6 +348,81 @@ void crossed(const Comm& comm) {
     }
 }
 
+// ---- sums -----------------------------------------------------------------------------------------------------------
+
+struct Sum {
+    Dtype inp, out;
+    size_t count;
+    bool in_place, tree;
+};
+
+// Compares every bit with the textbook's sum, and checks the bytes sent and that the scratch memory is large enough.
+void check_sum(const Comm& comm, const Sum& sum) {
+    constexpr size_t kGuard = 256;
+    const size_t size = size_t(comm.size), begin = size_t(comm.rank) * sum.count;
+    const size_t scratch_bytes = reduce_scatter_scratch_bytes(sum.inp, sum.count, comm.size, sum.tree, sum.out);
+    const DeviceBuffer inp(size * sum.count * size_of(sum.inp)), other(sum.count * size_of(sum.out)),
+        scratch(scratch_bytes + kGuard);  // zero
+    const View all(inp.data(), sum.inp), out = sum.in_place ? all.from(begin) : View(other.data(), sum.out);
+    std::vector<std::byte> terms(inp.bytes()), result(other.bytes()), guard(kGuard);
+    ops::dispatch("sums", sum.inp, [&]<class T>() {
+        T* const to = View(terms.data(), sum.inp).as<T>();
+        for (size_t i = 0; i < size * sum.count; i++)
+            to[i] = from_float<T>(float(ref::tree_term(comm.rank, i, sum.inp)));
+    });
+    copy_to_device(inp.data(), terms.data(), terms.size(), {});
+    const CommTotals before = comm_totals(comm);
+    wait(reduce_scatter_sum({.out = out, .scratch = scratch.data(), .inp = all, .count = sum.count}, comm, {}), comm,
+         {});
+    copy_to_host(result.data(), out.data, result.size(), {});
+    copy_to_host(guard.data(), static_cast<std::byte*>(scratch.data()) + scratch_bytes, kGuard, {});
+    synchronize({});
+
+    const std::string name = format("%s in %s of %zu", name_of(sum.inp), name_of(sum.out), sum.count);
+    std::vector<double> ranks(size);
+    for (size_t i = 0; i < sum.count; i++) {
+        for (size_t rank = 0; rank < size; rank++) ranks[rank] = ref::tree_term(int(rank), begin + i, sum.inp);
+        const double expected = ref::rounded(ref::tree_sum(ranks), sum.out);
+        const double found = element(ConstView(result.data(), sum.out), i);
+        require(std::memcmp(&found, &expected, sizeof found) == 0, "%s: rank %d's sum %zu is %.9g instead of %.9g",
+                name, comm.rank, i, found, expected);
+    }
+    const uint64_t sent = (comm_totals(comm) - before).bytes_sent;
+    require(sent == (size - 1) * sum.count * size_of(sum.inp), "%s: %zu bytes were sent", name, size_t(sent));
+    require(std::ranges::count(guard, std::byte{0}) == kGuard, "%s: the scratch memory is too small", name);
+}
+
+void check_refused(const Comm& comm, Dtype inp, Dtype out) {
+    const DeviceBuffer array(size_t(comm.size) * sizeof(double));
+    const ReduceScatter op{{array.data(), out}, nullptr, {array.data(), inp}, 1};
+    std::string words;
+    try {
+        reduce_scatter_sum(op, comm, {});
+    } catch (const Error& error) {
+        words = error.code == Exit::internal ? error.what() : "another exit code";
+    }
+    const std::string expected = format("a sum of %s in %s", name_of(inp), name_of(out));
+    require(words.find("reduce_scatter_sum") == 0 && words.find(expected) != words.npos, "%s: %s", expected, words);
+}
+
+void sums(const Comm& comm, bool tree) {
+    constexpr Dtype kTypes[] = {Dtype::fp32, Dtype::bf16, Dtype::fp16, Dtype::fp64};
+    for (const Dtype inp : kTypes)
+        for (const Dtype out : kTypes) {
+            const bool has_fp32 = inp == Dtype::fp32 || out == Dtype::fp32;
+            const bool has_fp64 = inp == Dtype::fp64 || out == Dtype::fp64;
+            if (has_fp64 || (inp != out && (!has_fp32 || comm.size == 1))) {
+                check_refused(comm, inp, out);
+                continue;
+            }
+            const bool is_any_order = inp == out && has_fp32 && !tree && comm_needs_gather() && comm.size > 1;
+            for (const size_t count : {1, 1027, 4096, 5003})
+                for (const bool in_place : {false, true})
+                    if (!is_any_order && (in_place ? inp == out : comm.size > 1))
+                        check_sum(comm, {inp, out, count, in_place, tree});
+        }
+}
+
 // Rank 0's collective of all ranks fails while one of a group waits for rank 1. The group must end at once.
 void fail_with_group(const Comm& comm) {
     const Comm group = split(comm, 0, comm.rank);
@@ -366,6 +444,7 @@ void run_case(const Comm& all, const std::vector<std::string>& arguments) {
     const Comm comm = arguments.back() == "group" ? split(all, all.rank > 1, all.rank) : all;
     const auto from_1 = [](int from, int) { return from == 1 ? std::vector<size_t>{1000} : std::vector<size_t>(); };
     if (name == "groups") return groups(comm);
+    if (name == "sums") return sums(comm, arguments.back() == "tree");
     if (name == "crossed") return crossed(comm);
     if (name == "fails") return fail_with_group(comm);
     if (name == "patterns") return patterns(comm);

@@ -1,5 +1,5 @@
-"""exchange() and split() of kernels/comm.h: on CPUs with MPI, and on simulated GPUs with a stand-in for NCCL. The
-program exchange.cpp compares every byte. Wrong messages and lost ranks are reported in time."""
+"""exchange(), split() and reduce_scatter_sum() of kernels/comm.h: on CPUs with MPI, and on simulated GPUs with a
+stand-in for NCCL. The program exchange.cpp compares every byte. Wrong messages and lost ranks are reported in time."""
 import shutil
 import subprocess
 import tempfile
@@ -65,6 +65,12 @@ class Exchange(unittest.TestCase):
         for ranks in (1, 2, 3, 4, 6):
             with self.subTest(ranks=ranks):
                 self.exchange(ranks, "groups", *["tree"] * (ranks in (3, 4)))
+
+    def test_sums(self):
+        for ranks in (1, 2, 3, 4):
+            for order in ([], ["tree"]):
+                with self.subTest(ranks=ranks, order=order):
+                    self.exchange(ranks, "sums", *order)
 
     def test_a_failure_ends_the_groups(self):
         said = self.exchange(2, "fails", codes=(71, 76), environment={"STAND_IN_NCCL": "fail 6 0"})

@@ -9,7 +9,7 @@ namespace ref {
 // ---------------------------------------------------------------------------------------------------------------------
 // Embedding.
 
-// out[b, t, c] = wte[tokens[b, t], c] + wpe[t, c], or without wpe wte[tokens[b, t], c]
+// out[b, t, c] = wte[tokens[b, t], c] + wpe[t, c], or without wpe wte[tokens[b, t], c]; -0 for what other parts add
 void embedding_forward(const ops::EmbeddingForward& op) {
     by_storage(op.out, [&]<class T>(T) {
         T* out = op.out.as<T>();
@@ -19,10 +19,13 @@ void embedding_forward(const ops::EmbeddingForward& op) {
             for (int t = 0; t < op.seq_len; t++)
                 for (int c = 0; c < op.channels; c++) {
                     size_t position = size_t(b) * op.seq_len + t;
-                    double token_value = load(wte[size_t(op.tokens[position]) * op.channels + c]);
-                    const int row = op.positions ? op.positions[position] : t;
-                    double position_value = wpe ? load(wpe[size_t(row) * op.channels + c]) : 0;
-                    out[position * op.channels + c] = store<T>(token_value + position_value);
+                    const int token = op.tokens[position] - op.part.first_token;
+                    const int row = int(position) - op.part.first_row;
+                    const int at = op.positions ? op.positions[position] : t;
+                    double sum = -0.0;
+                    if (0 <= token && token < op.part.tokens) sum += load(wte[size_t(token) * op.channels + c]);
+                    if (wpe && 0 <= row && row < op.part.rows) sum += load(wpe[size_t(at) * op.channels + c]);
+                    out[position * op.channels + c] = store<T>(sum);
                 }
     });
 }
@@ -38,7 +41,8 @@ void embedding_backward(const ops::EmbeddingBackward& op) {
                 for (int c = 0; c < op.channels; c++) {
                     size_t position = size_t(b) * op.seq_len + t;
                     double gradient = load(dout[position * op.channels + c]);
-                    dwte[size_t(op.tokens[position]) * op.channels + c] += gradient;
+                    const int token = op.tokens[position] - op.first_token;
+                    if (0 <= token && token < op.vocab) dwte[size_t(token) * op.channels + c] += gradient;
                     dwpe[size_t(t) * op.channels + c] += gradient;
                 }
         for (size_t i = 0; i < dwte.size(); i++) put(op.dwte[i], dwte[i], op.accumulate_dwte);
@@ -233,42 +237,10 @@ void dropout(const ops::Dropout& op) {
     by_storage(op.out, [&]<class T>(T) {
         T* out = op.out.as<T>();
         const T* inp = op.inp.as<T>();
-        for (int b = 0; b < op.batch; b++)
-            for (size_t e = 0; e < op.count; e++) {
-                const size_t i = b * op.count + e;
-                const bool kept = op.mask.is_kept(op.mask.keys[b], e);
-                out[i] = store<T>(kept ? load(inp[i]) * 65536.0 / (65536.0 - op.mask.threshold) : 0);
-            }
-    });
-}
-
-// ---------------------------------------------------------------------------------------------------------------------
-// Loss.
-
-// With x[v] = softcap tanh(logits[v] / softcap), or without a soft cap logits[v], and p[v] = exp(x[v] - lse):
-//   loss = lse - x[target]
-//   dlogits[v] = (p[v] - (v is target) + 2 z_loss lse p[v]) x'[v] grad_scale loss_scale,  x' = 1 - tanh^2
-void cross_entropy(const ops::CrossEntropy& op) {
-    by_storage(op.logits, [&]<class T>(T) {
-        double gradient_scale = double(op.grad_scale) * (op.loss_scale ? *op.loss_scale : 1);
-        std::vector<double> x(op.vocab), slope(op.vocab);
-        for (int row = 0; row < op.rows; row++) {
-            T* logits = op.logits.as<T>() + size_t(row) * op.padded_vocab;
-            int target = op.targets[row];
-            for (int v = 0; v < op.vocab; v++) {
-                double tanh = op.softcap > 0 ? std::tanh(load(logits[v]) / op.softcap) : 0;
-                x[v] = op.softcap > 0 ? op.softcap * tanh : load(logits[v]);
-                slope[v] = 1 - tanh * tanh;
-            }
-            op.loss[row] = target < 0 ? 0 : float(token_loss(x.data(), op.vocab, target));
-            if (!op.write_dlogits) continue;
-            double lse = log_sum_exp(x.data(), op.vocab);
-            for (int v = 0; v < op.vocab; v++) {
-                double p = std::exp(x[v] - lse);
-                double gradient = (p - (v == target) + 2 * op.z_loss * lse * p) * slope[v] * gradient_scale;
-                logits[v] = store<T>(target < 0 ? 0 : gradient);
-            }
-            for (int v = op.vocab; v < op.padded_vocab; v++) logits[v] = store<T>(0);
+        for (size_t i = 0; i < op.elements; i++) {
+            const size_t element = op.first + i;
+            const bool kept = op.mask.is_kept(op.mask.keys[element / op.count], element % op.count);
+            out[i] = store<T>(kept ? load(inp[i]) * 65536.0 / (65536.0 - op.mask.threshold) : 0);
         }
     });
 }
@@ -438,13 +410,6 @@ void cast(const ops::Cast& op) {
     });
 }
 
-// *out (+)= sum of loss[i]
-void loss_sum(const ops::LossSum& op) {
-    double sum = 0;
-    for (int i = 0; i < op.rows; i++) sum += op.loss[i];
-    put(*op.out, sum, op.accumulate);
-}
-
 // out[i] = sum of values[e]^2 over the elements e of chunk i
 void squared_sums(const ops::SquaredSums& op) {
     for (int i = 0; i < op.n_chunks; i++) {
@@ -478,14 +443,16 @@ void grad_norm_finish(const ops::GradNormFinish& op) {
 // are sqrt(-2 log u) cos(2 pi v) and sqrt(-2 log u) sin(2 pi v); words 2 and 3 give elements 2 and 3 (Box, Muller, "A
 // note on the generation of random normal deviates", Annals of Mathematical Statistics 29, 1958).
 void normal_fill(const ops::NormalFill& op) {
-    for (size_t i = op.first; i < op.first + op.count; i++) {
+    for (size_t j = 0; j < op.count; j++) {
+        const size_t row = (op.skipped + j) / op.cols, col = (op.skipped + j) % op.cols;
+        const size_t i = op.first + row * op.stride + col;
         Philox random = philox(op.seed, (uint64_t(RandomPurpose::init) << 32) + op.subsequence, i / 4);
         int pair = int(i % 4) / 2;
         double u = uniform_from_bits(random.word[2 * pair]);
         double v = uniform_from_bits(random.word[2 * pair + 1]);
         double radius = std::sqrt(-2 * std::log(u));
         double normal = radius * (i % 2 == 0 ? std::cos(2 * M_PI * v) : std::sin(2 * M_PI * v));
-        op.out[i - op.first] = float(normal * op.deviation);
+        op.out[j] = float(normal * op.deviation);
     }
 }
 

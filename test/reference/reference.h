@@ -3,7 +3,7 @@
 // ref::x takes the same struct as ops::x. All arithmetic is double; a value is rounded only where ops.h documents that
 // it is stored, to its storage type. The storage type may also be double, which does not round: then an output is
 // the exact result for all practical purposes, and finite differences are accurate. `scratch` is not used. The formulas
-// are in reference.cpp and reference_mlp.cpp.
+// are in reference*.cpp.
 #pragma once
 
 #include <algorithm>
@@ -114,11 +114,6 @@ template <class T> double log_sum_exp(const T* x, int count) {
     return largest + std::log(sum);
 }
 
-// The cross-entropy of one row, in nats: log_sum_exp(logits) - logits[target]
-template <class T> double token_loss(const T* logits, int vocab, int target) {
-    return log_sum_exp(logits, vocab) - load(logits[target]);
-}
-
 void embedding_forward(const ops::EmbeddingForward& op);
 void embedding_backward(const ops::EmbeddingBackward& op);
 void residual_norm_forward(const ops::ResidualNormForward& op);
@@ -135,6 +130,7 @@ void attention_forward(const ops::AttentionForward& op);
 void attention_backward(const ops::AttentionBackward& op);
 void attention_decode(const ops::AttentionDecode& op);
 void dropout(const ops::Dropout& op);
+void vocabulary_sums(const ops::VocabularySumsOfRows& op);
 void cross_entropy(const ops::CrossEntropy& op);
 void loss_sum(const ops::LossSum& op);
 void squared_sums(const ops::SquaredSums& op);

@@ -360,6 +360,59 @@ TEST_CASE("ref::cross_entropy writes the derivative of its loss", "[reference]")
     }
 }
 
+// The sums of parts are rounded to float. The last part has only padding.
+TEST_CASE("ref::cross_entropy of parts of the vocabulary equals that of the whole", "[reference]") {
+    const int rows = 4, vocab = 7, parts = 3, width = 4;
+    std::vector<double> whole = random_values(rows * vocab, 1, 3);
+    const std::vector<double> logits = whole;
+    std::vector<int> targets = {4, -1, 0, 6};
+    std::vector<float> loss(rows), loss_of_part(rows);
+    auto op = [&](std::vector<double>& values, std::vector<float>& losses) {
+        return ops::CrossEntropy{.logits = values.data(),
+                                 .loss = losses.data(),
+                                 .targets = targets.data(),
+                                 .loss_scale = nullptr,
+                                 .rows = rows,
+                                 .vocab = vocab,
+                                 .padded_vocab = vocab,
+                                 .grad_scale = 0.5f,
+                                 .write_dlogits = true,
+                                 .softcap = 4,
+                                 .z_loss = 0.125f};
+    };
+    ref::cross_entropy(op(whole, loss));
+    std::vector<ops::VocabularySums> sums(parts * rows);
+    std::vector<std::vector<double>> of_parts(parts, std::vector<double>(rows * width, NAN));
+    auto tokens = [&](int part) { return std::clamp(vocab - part * width, 0, width); };
+    for (int part = 0; part < parts; part++) {
+        for (int i = 0; i < rows * tokens(part); i++) {
+            const int row = i / tokens(part), column = i % tokens(part);
+            of_parts[part][row * width + column] = logits[row * vocab + part * width + column];
+        }
+        ref::vocabulary_sums({.out = sums.data() + part * rows,
+                              .logits = of_parts[part].data(),
+                              .targets = targets.data(),
+                              .rows = rows,
+                              .vocab = tokens(part),
+                              .padded_vocab = width,
+                              .first_token = part * width,
+                              .softcap = 4});
+    }
+    for (int part = 0; part < parts; part++) {
+        ops::CrossEntropy of_part = op(of_parts[part], loss_of_part);
+        of_part.vocab = tokens(part), of_part.padded_vocab = width;
+        of_part.sums = sums.data(), of_part.parts = parts, of_part.first_token = part * width;
+        ref::cross_entropy(of_part);
+        for (int row = 0; row < rows; row++) {
+            CHECK(std::abs(loss_of_part[row] - loss[row]) <= 1e-6);
+            for (int column = 0; column < width; column++) {
+                const double expected = column < tokens(part) ? whole[row * vocab + part * width + column] : 0;
+                CHECK(std::abs(of_parts[part][row * width + column] - expected) <= 1e-6);
+            }
+        }
+    }
+}
+
 // clip_grad_norm_ by hand: the norm of (3, 4) 1e-6 is 5e-6, 1e-6 is added, and the limit is 1e-6. Gradients have a
 // loss scale of 2.
 TEST_CASE("ref::grad_norm_finish clips like PyTorch", "[reference]") {

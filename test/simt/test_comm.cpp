@@ -7,6 +7,8 @@
 #include "kernels/comm.h"
 #include "kernels/cpu/tree_sum.h"
 #include "kernels/cuda/tree_sum.h"
+#include "kernels/shared/dispatch.h"
+#include "test/reference/tree_sum.h"
 #include "test/simt/nccl_stand_in.h"
 #include "test/simt/planted.h"
 #include "test/simt/sanitizers.h"
@@ -65,35 +67,65 @@ bool all_are(const DeviceArray<float>& array, float value) {
     return true;
 }
 
+// Compares the sums of the CPU and of the GPU, for several parts as the rank's own, with the textbook's.
+template <class Out, class In> void check_tree_sum(int parts, size_t count) {
+    std::vector<In> values(size_t(parts) * count);
+    std::vector<Out> expected(count), on_cpu(count);
+    std::vector<double> terms(static_cast<size_t>(parts));
+    for (size_t i = 0; i < count; i++) {
+        for (size_t part = 0; part < terms.size(); part++) {
+            terms[part] = ref::tree_term(int(part), i, dtype_of<In>);
+            values[part * count + i] = from_float<In>(float(terms[part]));
+        }
+        expected[i] = from_float<Out>(float(ref::rounded(ref::tree_sum(terms), dtype_of<Out>)));
+    }
+    auto is_expected = [&](const std::vector<Out>& sum) {
+        return std::memcmp(sum.data(), expected.data(), count * sizeof(Out)) == 0;
+    };
+    INFO(name_of(dtype_of<In>) << " in " << name_of(dtype_of<Out>) << ", " << parts << " parts of " << count);
+    tree_sum(on_cpu.data(), values.data(), count, parts, count);
+    CHECK(is_expected(on_cpu));
+    for (int own : {0, parts / 2, parts - 1}) {
+        // The rank's own part among the others must not be read.
+        const size_t begin = size_t(own) * count, shift = own > 0;  // a misaligned own part
+        std::vector<In> others = values, mine(shift);
+        mine.insert(mine.end(), &values[begin], &values[begin + count]);
+        std::fill_n(&others[begin], count, from_float<In>(NAN));
+        DeviceArray<Out> out(count);
+        DeviceArray<In> on_device(others), own_array(mine);
+        tree_sum({.out = out.data(),
+                  .own = own_array.data() + shift,
+                  .others = on_device.data(),
+                  .own_part = own,
+                  .parts = parts,
+                  .count = count},
+                 ::Stream());
+        INFO("own " << own);
+        CHECK(is_expected(out.fetch()));
+    }
+}
+
 }  // namespace
 
-TEST_CASE("tree_sum gives the same bits as the CPU's", "[simt][comm]") {
-    for (int parts : {1, 2, 3, 4, 5, 7, 8, 13, 64, 100})
-        for (size_t count : {size_t(1), size_t(64), size_t(1027), size_t(2052)}) {
-            std::vector<float> values(size_t(parts) * count), expected(count);
-            for (size_t i = 0; i < values.size(); i++) values[i] = std::ldexp(1.0f, int(i * 7919 % 23)) / 3;
-            tree_sum(expected.data(), values.data(), count, parts, count);
-            for (int own : {0, parts / 2, parts - 1}) {
-                // The rank's own part among the others must not be read.
-                std::vector<float> others = values,
-                                   mine(&values[size_t(own) * count], &values[size_t(own + 1) * count]);
-                std::fill_n(&others[size_t(own) * count], count, NAN);
-                DeviceArray<float> out(count), on_device(others), own_array(mine);
-                tree_sum({.out = out.data(),
-                          .own = own_array.data(),
-                          .others = on_device.data(),
-                          .own_part = own,
-                          .parts = parts,
-                          .count = count},
-                         ::Stream());
-                INFO(parts << " parts of " << count << ", own " << own);
-                const std::vector<float> sum = out.fetch();
-                CHECK(std::memcmp(sum.data(), expected.data(), count * sizeof(float)) == 0);
-            }
-        }
+TEST_CASE("tree_sum adds in the documented order and rounds once, on the CPU and the GPU", "[simt][comm]") {
+    const std::pair<Dtype, Dtype> types[] = {
+        {Dtype::fp32, Dtype::fp32}, {Dtype::bf16, Dtype::bf16}, {Dtype::bf16, Dtype::fp32}, {Dtype::fp32, Dtype::bf16},
+        {Dtype::fp16, Dtype::fp16}, {Dtype::fp16, Dtype::fp32}, {Dtype::fp32, Dtype::fp16}};
+    for (const auto& [inp, out] : types)
+        ops::dispatch("test", View(nullptr, out), View(nullptr, inp), []<class Out, class In>() {
+            for (int parts : {1, 2, 3, 4, 5, 7, 8, 13, 64, 100})
+                for (size_t count : {1, 64, 1027, 2052}) check_tree_sum<Out, In>(parts, count);
+        });
     TreeSum too_many{};
     too_many.parts = kMaxTreeParts + 1;
     expect_error(Exit::internal, {"4097 parts"}, [&] { tree_sum(too_many, ::Stream()); });
+    DeviceArray<float> array(1);
+    auto expect_refused = [&](const char* words, View out, ConstView others) {
+        const TreeSum op{.out = out, .own = array.data(), .others = others, .own_part = 0, .parts = 2, .count = 1};
+        expect_error(Exit::internal, {"tree_sum", words}, [&] { tree_sum(op, ::Stream()); });
+    };
+    expect_refused("fp32 and bf16", array.data(), {array.data(), Dtype::bf16});
+    expect_refused("fp64", {array.data(), Dtype::fp64}, array.data());
 }
 
 TEST_CASE("a collective begins after the stream's work and its ticket waits for it", "[simt][comm]") {
@@ -191,8 +223,11 @@ TEST_CASE("small host values, and counters", "[simt][comm]") {
     OneRank one;
     CHECK(all_reduce_max(-7, one.comm) == -7);
     CHECK(comm_totals(one.comm).waited_ms > 0);
-    CHECK(reduce_scatter_scratch_bytes(10, 4, true) == 160);
-    CHECK(reduce_scatter_scratch_bytes(10, 4, false) == 0);
+    CHECK(reduce_scatter_scratch_bytes(Dtype::fp32, 10, 4, true) == 160);
+    CHECK(reduce_scatter_scratch_bytes(Dtype::fp32, 10, 4, false) == 0);
+    CHECK(reduce_scatter_scratch_bytes(Dtype::fp32, 10, 4, false, Dtype::bf16) == 160);
+    CHECK(reduce_scatter_scratch_bytes(Dtype::bf16, 10, 4, false) == 80);
+    CHECK(reduce_scatter_scratch_bytes(Dtype::fp16, 10, 1, true) == 0);
     CHECK(simt::nccl_comms() == 1);
     close_comm(one.comm);
     CHECK(simt::nccl_comms() == 0);

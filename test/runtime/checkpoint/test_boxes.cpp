@@ -63,7 +63,7 @@ private:
 
 // How ranks divide a matrix: `stacks` times, each rank gets rows or columns of each stack, and its part is divided
 // again by ranges among `zero` ranks.
-struct Grid {
+struct Division {
     const char* name;
     size_t rows, cols, stacks, zero;
     size_t ranks() const { return rows * cols * zero; }
@@ -71,7 +71,7 @@ struct Grid {
 
 size_t share(size_t total, size_t parts, size_t i) { return total * i / parts; }
 
-std::vector<Box> boxes_of_rank(const Grid& grid, const Shape& shape, size_t rank) {
+std::vector<Box> boxes_of_rank(const Division& grid, const Shape& shape, size_t rank) {
     const Box whole = whole_box(shape);
     const size_t place = rank / grid.zero, row = place / grid.cols, col = place % grid.cols;
     const size_t stacks = whole.rows % grid.stacks ? 1 : grid.stacks, height = whole.rows / stacks;
@@ -88,7 +88,7 @@ std::vector<Box> boxes_of_rank(const Grid& grid, const Shape& shape, size_t rank
 // The parts of a rank in separate memory.
 class RankPart {
 public:
-    RankPart(const Grid& grid, const std::vector<Shape>& shapes, size_t rank) {
+    RankPart(const Division& grid, const std::vector<Shape>& shapes, size_t rank) {
         for (size_t t = 0; t < shapes.size(); t++) {
             const std::vector<Box> boxes = boxes_of_rank(grid, shapes[t], rank);
             size_t total = 0;
@@ -121,7 +121,7 @@ private:
     std::vector<NamedTensor> tensors_;
 };
 
-std::string save_with_grid(const std::string& run_dir, const Grid& grid, const std::vector<Shape>& shapes,
+std::string save_with_grid(const std::string& run_dir, const Division& grid, const std::vector<Shape>& shapes,
                            ToyModel& model) {
     std::vector<RankPart> ranks;
     std::vector<std::vector<NamedTensor>> parts;
@@ -133,9 +133,9 @@ std::string save_with_grid(const std::string& run_dir, const Grid& grid, const s
     return save_parts(run_dir, 10, model.tensors(), parts);
 }
 
-const Grid kGrids[] = {{"whole", 1, 1, 1, 1},   {"rows", 3, 1, 1, 1},         {"columns", 1, 4, 1, 1},
-                       {"stacked", 2, 1, 3, 1}, {"stacked ZeRO", 2, 1, 3, 3}, {"columns ZeRO", 1, 3, 1, 2},
-                       {"both", 2, 2, 1, 2},    {"ZeRO", 1, 1, 1, 5}};
+const Division kDivisions[] = {{"whole", 1, 1, 1, 1},   {"rows", 3, 1, 1, 1},         {"columns", 1, 4, 1, 1},
+                               {"stacked", 2, 1, 3, 1}, {"stacked ZeRO", 2, 1, 3, 3}, {"columns ZeRO", 1, 3, 1, 2},
+                               {"both", 2, 2, 1, 2},    {"ZeRO", 1, 1, 1, 5}};
 
 }  // namespace
 
@@ -197,10 +197,10 @@ TEST_CASE("any division of the tensors loads the checkpoint of any other", "[che
     // The first is larger than a block of the file; the others have fewer rows or columns than some grids have ranks.
     const std::vector<Shape> shapes = {{600, 701}, {}, {2, 3}, {9}, {6, 5, 7}};
     ToyModel saved(1, shapes);
-    for (const Grid& from : kGrids) {
+    for (const Division& from : kDivisions) {
         TemporaryDirectory run;
         const Checkpoint checkpoint(save_with_grid(run.path(), from, shapes, saved));
-        for (const Grid& to : kGrids) {
+        for (const Division& to : kDivisions) {
             INFO(from.name << " to " << to.name);
             for (size_t rank = 0; rank < to.ranks(); rank++) {
                 RankPart part(to, shapes, rank);
