@@ -163,6 +163,8 @@ test:   ## install missing packages and run every test
 	scripts/test.sh
 interop: $(BUILD)/train_gpt_cpu  ## by hand: tests with real libraries from PyPI; NAMES= of test/interop
 	python3 test/interop $(NAMES)
+grids: $(BUILD)/train_gpt_cpu  ## by hand: all grids, models and levels of test/program/test_grid.py
+	LONG=1 python3 test/program test_grid
 fuzz:  ## by hand, for hours: fuzz the parsers; FUZZERS="manifest ...", RUNS=, MINUTES=
 	scripts/setup.sh fuzz
 	$(MAKE) $(BUILD)/fuzzed/fuzzer
@@ -193,5 +195,5 @@ flakiness: programs  ## by hand, for hours: repeat tests on busy cores
 	dev/repeat_tests.py --times 10 --at-once 1 python3 test/program
 try-deb: deb  ## by hand, as root: install the package in a fresh Debian, train, remove it
 	dev/try_deb.sh $(BUILD)
-.PHONY: programs gpu-programs test interop fuzz faults soak bench gpu-check gpu-kit portability busy-cores flakiness \
-        try-deb
+.PHONY: programs gpu-programs test interop grids fuzz faults soak bench gpu-check gpu-kit portability busy-cores \
+        flakiness try-deb

@@ -77,7 +77,7 @@ int main(int argc, char** argv) {
 
             while (!run.is_complete()) {
                 // Forward and backward passes accumulate the gradients of all micro-batches; then one update.
-                const int next = run.state.step + 1, micro_steps = ::micro_steps(config, run.comm.size, next);
+                const int next = run.state.step + 1, micro_steps = ::micro_steps(config, run.grid.data, next);
                 profiler.begin_step();
                 StepTimer timer(run);
                 run.gpt.begin_step({.loss_scale = run.state.progress.loss_scale.scale,

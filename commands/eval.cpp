@@ -49,7 +49,8 @@ public:
     void data(const std::string& glob, const std::string& key) {
         const Config& config = model_.config;
         const TokenStream stream(find_shards(glob, key), config.model.vocab_size);
-        Loader loader(stream, loader_options(config, ranks_.comm(), SampleOrder::once));
+        Loader loader(stream,
+                      loader_options(config, {.data = ranks_.comm().size}, ranks_.comm().rank, SampleOrder::once));
         const Validation result = noticed(
             "loss of " + glob, [&] { return evaluate_pass(model_.gpt, ranks_.control(), loader, model_.tokenizer); });
         if (!is_first()) return;

@@ -44,12 +44,13 @@ void plan(Options options) {
     ScalingInputs& machine = options.machine;
     check_nodes(machine.gpus, machine.gpus_per_node);
     if (machine.nvlink_bytes_per_s == 0) machine.nvlink_bytes_per_s = machine.gpu.link_bytes_per_s;
-    const int ranks = std::max(1, machine.gpus);
-    const Config config = load_config(options.config, options.overrides, ranks);
+    const int world = std::max(1, machine.gpus);
+    const Config config = load_config(options.config, options.overrides, world);
+    const int ranks = grid_of(config, world).data;
     const std::string tokenizer =
         check_tokenizer(training_data(config), config.data.tokenizer, config.model.vocab_size);
     if (directory_exists(config.model.init_from)) check_source_tokenizer(config, tokenizer);
-    const GptOptions run = gpt_options(config, 0, ranks);
+    const GptOptions run = gpt_options(config, grid_of(config, world));
     const double flops = flops_of_token(run, run.seq_len);
 
     const size_t beside = resident_bytes() + device_info().working_bytes + kBlockBytes;
@@ -65,7 +66,10 @@ void plan(Options options) {
     std::printf("FLOPs per token    %14.4e, per step %.4e\n", flops, flops * double(config.train.total_batch_tokens));
     std::printf("%s", update_table(run, config.optim.learning_rate).c_str());
     std::printf("Hugging Face       %s\n", export_text(config.model).c_str());
-    if (machine.gpus > 0) {
+    if (machine.gpus > 0 && config.parallel.tensor > 1)
+        std::printf("\nthe speed is predicted for data parallelism only; parallel.tensor is %d\n",
+                    config.parallel.tensor);
+    else if (machine.gpus > 0) {
         add_run(machine, run, flops);
         machine.micro_steps = micro_steps(config, ranks, kMaxSteps);
         std::printf("\n%s", scaling_table(machine).c_str());

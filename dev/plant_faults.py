@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Mutation testing: plants each fault of kernel_faults.py, model_faults.py, optimizer_faults.py, rank_faults.py,
-tokenizer_faults.py, host_faults.py and gpu_faults.py in a copy of the tree and checks that a test fails.
+grid_faults.py, tokenizer_faults.py, host_faults.py and gpu_faults.py in a copy of the tree and checks that a test
+fails.
 
     dev/plant_faults.py [--only TEXT] [--skip N] [--out FILE.md]
 
@@ -22,6 +23,7 @@ import time
 from pathlib import Path
 
 import gpu_faults
+import grid_faults
 import host_faults
 import kernel_faults
 import model_faults
@@ -30,14 +32,14 @@ import rank_faults
 import tokenizer_faults
 
 FAULTS = (kernel_faults.FAULTS + model_faults.FAULTS + optimizer_faults.FAULTS + rank_faults.FAULTS +
-          tokenizer_faults.FAULTS + host_faults.FAULTS + gpu_faults.FAULTS)
+          grid_faults.FAULTS + tokenizer_faults.FAULTS + host_faults.FAULTS + gpu_faults.FAULTS)
 ROOT = Path(__file__).resolve().parents[1]
 MODES = [("default order", "test_simt", []), ("seed 1", "test_simt", ["--seed", "1"]),
          ("seed 2", "test_simt", ["--seed", "2"]), ("seed 3", "test_simt", ["--seed", "3"]),
          ("strict proxy", "test_simt", ["--strict-proxy"]), ("ThreadSanitizer", "test_simt_tsan", []),
          ("AddressSanitizer", "test_simt_asan", [])]
 # The tests that exercise a file; reduce.cuh and vector.cuh are used by everything except GEMMs.
-FAMILIES = [("attention", "*attention*"), ("norm", "*norm*"), ("cross_entropy", "*cross_entropy*"),
+FAMILIES = [("attention", "*attention*"), ("norm", "*norm*"), ("cross_entropy", "*cross_entropy*,vocabulary_sums*"),
             ("embedding", "*embedding*"), ("factored_update", "factor*"), ("optimizer", "*update*,*direction*,trust_*"),
             ("eigenbasis", "adam_direction*,orthonormalize*"),
             ("grad_norm", "*norm_finish*,frobenius*,row_normalize*"), ("matmul", "*matmul*"),

@@ -11,16 +11,19 @@ namespace {
 
 struct ActivationSizes {
     size_t tokens;     // B T
+    size_t rows;       // of the residual stream: B T / tensor-parallel ranks
     size_t head_rows;  // min(options.head_rows, B T)
-    GptShape shape;
+    GptShape shape;    // this rank's part
 
     size_t if_any(bool is_needed, int each) const { return is_needed ? tokens * size_t(each) : 0; }
     size_t per_token() const { return tokens; }
-    size_t per_mean() const { return if_any(shape.norm == NormKind::layernorm, 1); }
-    size_t per_channel() const { return tokens * size_t(shape.n_embd); }
-    size_t per_embedding() const { return if_any(shape.embedding_norm, shape.n_embd); }
+    size_t per_row() const { return rows; }
+    size_t per_mean() const { return shape.norm == NormKind::layernorm ? rows : 0; }
+    size_t per_channel() const { return rows * size_t(shape.n_embd); }
+    size_t per_gathered() const { return if_any(rows < tokens, shape.n_embd); }
+    size_t per_embedding() const { return shape.embedding_norm ? per_channel() : 0; }
     size_t per_embedding_mean() const { return shape.embedding_norm ? per_mean() : 0; }
-    size_t per_embedding_rstd() const { return if_any(shape.embedding_norm, 1); }
+    size_t per_embedding_rstd() const { return shape.embedding_norm ? rows : 0; }
     size_t per_qkv() const { return tokens * size_t(shape.qkv_channels()); }
     size_t per_raw() const {
         return if_any(shape.has_qk_norm_weight(), (shape.n_head + shape.kv_heads()) * shape.head_size());
@@ -31,9 +34,9 @@ struct ActivationSizes {
     size_t per_hidden() const { return if_any(shape.keeps_pre_activation(), shape.hidden()); }
     size_t per_relu2() const { return if_any(!shape.keeps_pre_activation(), shape.hidden()); }
     size_t per_head() const { return tokens * size_t(shape.n_head); }
-    size_t per_branch() const { return tokens * size_t(std::max(shape.n_embd, shape.attention_channels())); }
+    size_t per_branch() const { return std::max(per_channel(), per_attention()); }
     size_t per_wide() const {
-        return tokens * size_t(std::max({shape.fc_channels(), shape.qkv_channels(), shape.n_embd}));
+        return std::max(tokens * size_t(std::max(shape.fc_channels(), shape.qkv_channels())), per_channel());
     }
     size_t per_logit() const { return head_rows * size_t(shape.padded_vocab()); }
 };
@@ -73,7 +76,7 @@ const std::vector<ActivationRow>& activation_table() {
         {"residual", kept, &S::per_channel, residual, kNever, [](B& b) -> A& { return b.residual; }},
         {"norm1", kept, &S::per_channel, branch, R::norm, [](B& b) -> A& { return b.norm1.out; }},
         {"norm1_mean", kept, &S::per_mean, statistic, R::block, [](B& b) -> A& { return b.norm1.mean; }},
-        {"norm1_rstd", kept, &S::per_token, statistic, R::block, [](B& b) -> A& { return b.norm1.rstd; }},
+        {"norm1_rstd", kept, &S::per_row, statistic, R::block, [](B& b) -> A& { return b.norm1.rstd; }},
         {"qkv", kept, &S::per_qkv, branch, R::block, [](B& b) -> A& { return b.qkv; }},
         {"qk_raw", kept, &S::per_raw, branch, R::block, [](B& b) -> A& { return b.attn.raw; }},
         {"qk_rstd", kept, &S::per_normed_head, statistic, R::block, [](B& b) -> A& { return b.attn.rstd; }},
@@ -82,16 +85,17 @@ const std::vector<ActivationRow>& activation_table() {
         {"residual_mid", kept, &S::per_channel, residual, R::block, [](B& b) -> A& { return b.residual_mid; }},
         {"norm2", kept, &S::per_channel, branch, R::norm, [](B& b) -> A& { return b.norm2.out; }},
         {"norm2_mean", kept, &S::per_mean, statistic, R::block, [](B& b) -> A& { return b.norm2.mean; }},
-        {"norm2_rstd", kept, &S::per_token, statistic, R::block, [](B& b) -> A& { return b.norm2.rstd; }},
+        {"norm2_rstd", kept, &S::per_row, statistic, R::block, [](B& b) -> A& { return b.norm2.rstd; }},
         {"fc", kept, &S::per_fc, branch, R::block, [](B& b) -> A& { return b.mlp.fc; }},
         {"fc_act", kept, &S::per_hidden, branch, R::gelu, [](B& b) -> A& { return b.mlp.act; }},
         {"fc_relu2", kept, &S::per_relu2, branch, R::block, [](B& b) -> A& { return b.mlp.act; }},
         {"residual_f", kept, &S::per_channel, residual, kNever, [](G& g) -> A& { return g.residual_f; }},
         {"norm_f", kept, &S::per_channel, branch, kNever, [](G& g) -> A& { return g.norm_f.out; }},
         {"norm_f_mean", kept, &S::per_mean, statistic, kNever, [](G& g) -> A& { return g.norm_f.mean; }},
-        {"norm_f_rstd", kept, &S::per_token, statistic, kNever, [](G& g) -> A& { return g.norm_f.rstd; }},
+        {"norm_f_rstd", kept, &S::per_row, statistic, kNever, [](G& g) -> A& { return g.norm_f.rstd; }},
         {"branch", kept, &S::per_channel, branch, R::block, [](B& b) -> A& { return b.attn_proj; }, true},
         {"branch", kept, &S::per_channel, branch, kNever, [](B& b) -> A& { return b.mlp.out; }, true},
+        {"gathered", kept, &S::per_gathered, branch, kNever, [](G& g) -> A& { return g.gathered; }},
         {"loss", kept, &S::per_token, statistic, kNever, [](G& g) -> A& { return g.loss; }},
         {"logits", "logits", &S::per_logit, branch, kNever, [](G& g) -> A& { return g.logits; }},
         {"dresidual", kBackward, &S::per_channel, residual, kNever, [](G& g) -> A& { return g.dresidual; }},
@@ -115,7 +119,11 @@ Dtype type_of(Storage storage, const GptOptions& options) {
 
 GptActivations place_activations(const GptOptions& options, Arena& arena) {
     const size_t tokens = size_t(options.batch) * size_t(options.seq_len);
-    const ActivationSizes sizes{tokens, std::min(size_t(options.head_rows), tokens), options.shape};
+    const auto parts = size_t(options.tensor_parallel.size);
+    const ActivationSizes sizes{.tokens = tokens,
+                                .rows = tokens / parts,
+                                .head_rows = std::min(size_t(options.head_rows), tokens),
+                                .shape = options.shape.part(int(parts))};
     GptActivations acts{};
     acts.block.resize(size_t(options.shape.n_layer));
 

@@ -6,6 +6,9 @@
 #include "model/arena.h"
 #include "model/options.h"
 
+// With tensor parallelism, a rank has B T / ranks rows of an activation with C channels and of the norms' statistics,
+// in the order of (B, T), and its part of other channels for all rows.
+
 // The output of a layer, in memory.
 struct Activation {
     View view;
@@ -50,6 +53,7 @@ struct GptActivations {
     std::vector<BlockActivations> block;  // (L)
     Activation residual_f;                // (B, T, C), the last block's output
     NormActivations norm_f;
+    Activation gathered;   // (B, T, C), all ranks' rows of a layer's input or gradient, or a term of their sum
     Activation logits;     // (head rows, Vp), overwritten with their gradients
     Activation loss;       // (B, T)
     Activation dresidual;  // (B, T, C), gradient of the residual stream, updated block by block

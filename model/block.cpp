@@ -11,10 +11,10 @@
 
 void block_forward(const LayerContext& x, const BlockWeights& w, ResidualSum in, const BlockActivations& a) {
     residual_norm_forward(x, w.norm1, in, a.residual, a.norm1);
-    linear_forward(x, w.qkv, a.norm1.out, a.qkv);
+    column_parallel_forward(x, w.qkv, a.norm1.out, a.qkv);
     heads_forward(x, w.q_norm, w.k_norm, a.qkv, a.attn);
     attention_forward(x, a.qkv, a.attn);
-    linear_forward(x, w.attn_proj, a.attn.out, a.attn_proj);
+    row_parallel_forward(x, w.attn_proj, a.attn.out, a.attn_proj);
     dropout_forward(x, DropoutSite::attn_proj, a.attn_proj);
     residual_norm_forward(x, w.norm2, {a.residual, a.attn_proj}, a.residual_mid, a.norm2);
     mlp_forward(x, w.fc, w.fc_proj, a.norm2.out, a.mlp);
@@ -26,9 +26,9 @@ void block_backward(const LayerContext& x, const BlockWeights& w, const BlockAct
     mlp_backward(x, w.fc, w.fc_proj, a.norm2.out, a.mlp, dmlp, d.dwide, d.dbranch);
     residual_norm_backward(x, w.norm2, a.residual_mid, a.norm2, d.dbranch, d.dresidual, true);
     const ConstView dattn_proj = dropout_backward(x, DropoutSite::attn_proj, d.dresidual, d.dwide);
-    linear_backward(x, w.attn_proj, a.attn.out, dattn_proj, d.dbranch);
+    row_parallel_backward(x, w.attn_proj, a.attn.out, dattn_proj, d.dbranch);
     attention_backward(x, a.qkv, a.attn, d.dbranch, d.dwide);
     heads_backward(x, w.q_norm, w.k_norm, a.qkv, a.attn, d.dwide);
-    linear_backward(x, w.qkv, a.norm1.out, d.dwide, d.dbranch);
+    column_parallel_backward(x, w.qkv, a.norm1.out, d.dwide, d.dbranch);
     residual_norm_backward(x, w.norm1, a.residual, a.norm1, d.dbranch, d.dresidual, true);
 }

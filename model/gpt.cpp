@@ -46,6 +46,8 @@ void check_options(const GptOptions& o) {
             "model: master weights in %s, precision %s", name_of(o.optimizer.master_type()), name_of(o.precision));
     require(o.seq_len > 0 && o.seq_len <= s.n_positions, "model: seq_len %d must be in [1, n_positions = %d]",
             o.seq_len, s.n_positions);
+    const std::string parts_problem = tensor_parallel_problem(o);
+    require(parts_problem.empty(), "%s", parts_problem.c_str());
 }
 
 }  // namespace
@@ -57,29 +59,32 @@ std::vector<MemoryRegion> plan_memory(const GptOptions& options) {
     return arena.regions();
 }
 
-Gpt::Gpt(const GptOptions& options, const Comm& comm) {
+Gpt::Gpt(const GptOptions& options, const GridComm& comm) {
     check_options(options);
     Arena dry;
     place_state(options, dry);
-    require(comm.rank == options.rank && comm.size == options.ranks,
-            "model: options have rank %d of %d, the communicator rank %d of %d", options.rank, options.ranks, comm.rank,
-            comm.size);
+    for (const auto& [rank, ranks, group] : {std::tuple(options.rank, options.ranks, comm.data),
+                                             {options.tensor_parallel.rank, options.tensor_parallel.size, comm.tensor}})
+        require(rank == group.rank && ranks == group.size,
+                "model: options have rank %d of %d, the communicator rank %d of %d", rank, ranks, group.rank,
+                group.size);
     check_fits(options);
     DeviceBuffer memory(dry.bytes());
     Arena arena(static_cast<std::byte*>(memory.data()));
     state_ = std::make_unique<GptState>(place_state(options, arena));
     GptState& s = *state_;
     s.memory = std::move(memory);
-    s.comm = comm;
+    s.world = comm.world, s.comm = comm.data, s.group.comm = comm.tensor;
     s.host_sums.resize(step_sums(s).count());
     s.host_update_scalars.reserve(s.update.groups.size());
     if (options.training) {
-        s.host_all_chunks = chunk_grid(s.layout);
-        s.host_own_chunks = owned_chunks(s.layout, s.host_all_chunks, options.rank, !options.is_sharded());
+        const std::vector<ops::Chunk> grid = chunk_grid(s.layout);
+        const std::vector<ops::Chunk> own = owned_chunks(s.layout, grid, options.rank, !options.is_sharded());
+        s.host_all_chunks = with_other_parts(s.layout, grid);
+        s.host_own_chunks = counted_once(s.layout, own);
         copy_to_device(s.all_chunks, s.host_all_chunks.data(), s.n_all_chunks * sizeof(ops::Chunk), s.stream);
         copy_to_device(s.own_chunks, s.host_own_chunks.data(), s.host_own_chunks.size() * sizeof(ops::Chunk), s.stream);
-        s.host_update_chunks =
-            update_chunks(options, s.layout, s.update, options.is_sharded() ? s.host_own_chunks : s.host_all_chunks);
+        s.host_update_chunks = update_chunks(options, s.layout, s.update, options.is_sharded() ? own : grid);
         copy_to_device(s.update_chunks, s.host_update_chunks.data(), s.host_update_chunks.size() * sizeof(ops::Chunk),
                        s.stream);
         load_matrices(s);
@@ -100,7 +105,8 @@ Gpt::Gpt(const GptOptions& options, const Comm& comm) {
 
 Gpt::Gpt(Gpt&&) noexcept = default;
 Gpt::~Gpt() {
-    if (state_) drain(state_->comm);
+    if (!state_) return;
+    for (const Comm& comm : {state_->world, state_->comm, state_->group.comm}) drain(comm);
 }
 
 const GptOptions& Gpt::options() const { return state_->options; }
@@ -143,7 +149,7 @@ void Gpt::begin_step(const StepSettings& settings) {
     s.first_norm_squared = 0;
     s.first_sample = settings.first_sample;
     s.drops = s.options.dropout > 0;
-    if (s.comm.size == 1) return;
+    if (s.world.size == 1) return;
     std::fill(s.host_sums.begin(), s.host_sums.end(), 0.0);
     copy_to_device(s.sums, s.host_sums.data(), s.host_sums.size() * sizeof(double), s.stream);
 }
@@ -238,7 +244,7 @@ void Gpt::trace(Trace* trace, int step) {
     GptState& s = *state_;
     if (trace) trace->begin_step(step, s.stream);
     s.stream.trace = trace;
-    observe(s.comm, trace);
+    for (const Comm& comm : {s.world, s.comm, s.group.comm}) observe(comm, trace);
 }
 
 void Gpt::forward(const int* tokens) {
@@ -322,13 +328,14 @@ StepResult Gpt::end_step(std::span<const double> votes) {
     return result;
 }
 
-void Gpt::sum_over_ranks(std::span<double> values) {
-    GptState& s = *state_;
+void Gpt::sum_over_ranks(std::span<double> values) { sum_over(*state_, state_->comm, values); }
+
+void sum_over(GptState& s, const Comm& comm, std::span<double> values) {
     const size_t most = step_sums(s).count();
-    for (; s.comm.size > 1 && !values.empty(); values = values.subspan(std::min(most, values.size()))) {
+    for (; comm.size > 1 && !values.empty(); values = values.subspan(std::min(most, values.size()))) {
         const std::span<double> some = values.first(std::min(most, values.size()));
         copy_to_device(s.sums, some.data(), some.size_bytes(), s.stream);
-        wait(all_reduce_sum(s.sums, some.size(), s.comm, s.stream), s.comm, s.stream);
+        wait(all_reduce_sum(s.sums, some.size(), comm, s.stream), comm, s.stream);
         copy_to_host(some.data(), s.sums, some.size_bytes(), s.stream);
         synchronize(s.stream);
     }
@@ -358,7 +365,11 @@ std::vector<NamedTensor> Gpt::replicated_tensors() const {
     std::vector<NamedTensor> tensors = name_factors(s, false);
     for (const Tensor& tensor : s.layout.tensors)
         if (s.options.keeps_whole_parameters())
-            tensors.push_back({"param." + tensor.name, {tensor.count}, s.param.from(tensor.begin), 0, tensor.count});
+            tensors.push_back({.name = "param." + tensor.name,
+                               .shape = {tensor.count},
+                               .values = s.param.from(tensor.begin),
+                               .count = tensor.count,
+                               .boxes = boxes_of(s.layout, tensor)});
     return tensors;
 }
 

@@ -49,8 +49,8 @@ struct StepResult {
     // Only if requested, and the same on all ranks: the norm of each tensor's gradient, in the order of layout().
     // grad_norm combines them.
     std::vector<double> tensor_norms;
-    // Only if requested: the root mean square of the residual stream's elements in this rank's last micro-step, at the
-    // norms' inputs: before attention and before the MLP of each layer, and at the end. (2 L + 1)
+    // Only if requested: the root mean square of the residual stream's elements in this rank's rows of the last
+    // micro-step, at the norms' inputs: before attention and before the MLP of each layer, and at the end. (2 L + 1)
     std::vector<double> residual_rms;
 };
 
@@ -62,7 +62,7 @@ struct GptState;
 class Gpt {
 public:
     // Allocates all memory that training will ever need. Fails with Exit::os if there is not enough memory.
-    Gpt(const GptOptions& options, const Comm& comm);
+    Gpt(const GptOptions& options, const GridComm& comm);
     Gpt(Gpt&&) noexcept;
     ~Gpt();
 
@@ -97,7 +97,7 @@ public:
     // stop at the same step.
     StepResult end_step(std::span<const double> votes = {});
 
-    // Sums the values over all ranks.
+    // Sums the values over the ranks with the same part of the model, which have different samples.
     void sum_over_ranks(std::span<double> values);
 
     // This rank's part of the master weights, their average and the optimizer state, by name. After writing masters
@@ -107,9 +107,9 @@ public:
     // The same with each element on one rank only, as saved in a checkpoint. Tensors of 16 bits are last, because a
     // checkpoint aligns each tensor to its type.
     std::vector<NamedTensor> saved_tensors() const;
-    // The tensors that every rank holds whole and with the same bits: master weights and optimizer state, or with
-    // sharding the compute weights, or with sharded parameters none. Read them only when all collectives have finished
-    // (drain()).
+    // The tensors that every rank with the same part of the model holds with the same bits: master weights and
+    // optimizer state, or with sharding the compute weights, or with sharded parameters none. Those without boxes are
+    // the same on all ranks. Read them only when all collectives have finished (drain()).
     std::vector<NamedTensor> replicated_tensors() const;
     std::vector<NamedTensor> gradient_tensors() const;  // "grad.NAME", as summed by end_step()
     void masters_changed();

@@ -30,21 +30,32 @@ void forward_tokens(GptState& s, const LayerContext& x, const int* tokens) {
 // Computes the float logits that follow `count` rows of a forward pass: (count, V). At most options.head_rows rows.
 void logits_of_rows(GptState& s, int first, int count, float* logits) {
     const LayerContext x = inference_context(s, {count, 1});
-    const ConstView inp = s.acts.norm_f.out.view.from(size_t(first) * size_t(s.options.shape.n_embd));
+    const ConstView all = gather_rows(inference_context(s, training_sizes(s)), s.acts.norm_f.out);
+    const ConstView inp = all.from(size_t(first) * size_t(s.options.shape.n_embd));
     wait_params(s, s.layout.bucket_of_head());
     linear_forward(x, head_weights(s), inp, s.acts.logits);
-    const size_t padded = size_t(s.options.shape.padded_vocab()), vocab = size_t(s.options.shape.vocab_size);
+    const size_t padded = size_t(s.layout.shape.padded_vocab()), vocab = size_t(s.options.shape.vocab_size);
     std::vector<std::byte>& rows = s.host_logits;
     rows.resize(size_t(count) * padded * size_of(s.options.precision));
     copy_to_host(rows.data(), s.acts.logits.view.data, rows.size(), s.stream);
     synchronize(s.stream);
     const ConstView values(rows.data(), s.options.precision);
     const double cap = double(float(s.options.shape.final_softcap));
-    for (size_t row = 0; row < size_t(count); row++)
-        for (size_t i = 0; i < vocab; i++) {
-            const double logit = element(values, row * padded + i);
-            logits[row * vocab + i] = float(cap > 0 ? cap * std::tanh(logit / cap) : logit);
+    const size_t first_token = std::min(size_t(s.group.comm.rank) * padded, vocab);
+    const size_t end_token = std::min(first_token + padded, vocab);
+    std::vector<double> whole(s.group.comm.size > 1 ? vocab : 0);
+    for (size_t row = 0; row < size_t(count); row++) {
+        float* out = logits + row * vocab;
+        for (size_t i = first_token; i < end_token; i++) {
+            const double logit = element(values, row * padded + i - first_token);
+            out[i] = float(cap > 0 ? cap * std::tanh(logit / cap) : logit);
         }
+        if (s.group.comm.size == 1) continue;
+        std::ranges::fill(whole, 0.0);
+        std::copy(out + first_token, out + end_token, whole.begin() + ptrdiff_t(first_token));
+        sum_over(s, s.group.comm, whole);
+        std::ranges::copy(whole, out);
+    }
 }
 
 }  // namespace

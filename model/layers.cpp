@@ -1,16 +1,42 @@
 #include "model/layers.h"
 
+#include <algorithm>
+
+ConstView gather_rows(const LayerContext& x, ConstView own) {
+    const TensorParallelGroup& group = *x.group;
+    if (group.comm.size == 1) return own;
+    const size_t bytes = size_t(x.own_rows()) * size_t(x.shape->n_embd) * size_of(own.dtype);
+    wait(all_gather(group.gathered.data, own.data, bytes, group.comm, x.stream), group.comm, x.stream);
+    return group.gathered;
+}
+
+// Returns the place for this rank's term of a sum of all rows, which sum_rows() writes to `own`.
+static View rows_to_sum(const LayerContext& x, View own) { return x.group->comm.size == 1 ? own : x.group->gathered; }
+
+static void sum_rows(const LayerContext& x, View own) {
+    const TensorParallelGroup& group = *x.group;
+    if (group.comm.size == 1) return;
+    const size_t count = size_t(x.own_rows()) * size_t(x.shape->n_embd);
+    const ReduceScatter op{.out = own, .scratch = group.scratch, .inp = group.gathered, .count = count};
+    wait(reduce_scatter_sum(op, group.comm, x.stream), group.comm, x.stream);
+}
+
 void embedding_forward(const LayerContext& x, const LayerWeights& wte, const LayerWeights& wpe, const int* tokens,
                        const Activation& out) {
     run(x.stream, ops::embedding_forward,
-        {.out = out.view,
+        {.out = rows_to_sum(x, out.view),
          .tokens = tokens,
          .wte = wte.weight.value,
          .wpe = wpe.weight.value,
          .batch = x.batch,
          .seq_len = x.seq_len,
          .channels = wte.weight.cols,
-         .positions = x.decode ? x.decode->positions : nullptr});
+         .positions = x.decode ? x.decode->positions : nullptr,
+         .part = {.first_token = x.group->comm.rank * wte.weight.rows,
+                  .tokens = wte.weight.rows,
+                  .first_row = x.first_row(),
+                  .rows = x.own_rows()}});
+    sum_rows(x, out.view);
 }
 
 void embedding_backward(const LayerContext& x, const LayerWeights& wte, const LayerWeights& wpe, const int* tokens,
@@ -19,7 +45,7 @@ void embedding_backward(const LayerContext& x, const LayerWeights& wte, const La
         {.dwte = wte.weight.grad,
          .dwpe = wpe.weight.grad,
          .scratch = x.scratch,
-         .dout = dout,
+         .dout = gather_rows(x, dout),
          .tokens = tokens,
          .batch = x.batch,
          .seq_len = x.seq_len,
@@ -27,7 +53,8 @@ void embedding_backward(const LayerContext& x, const LayerWeights& wte, const La
          .vocab = wte.weight.rows,
          .n_positions = wpe.weight.rows,
          .accumulate = x.accumulate,
-         .accumulate_dwte = x.shape->tie_embeddings || x.accumulate});
+         .accumulate_dwte = x.shape->tie_embeddings || x.accumulate,
+         .first_token = x.group->comm.rank * wte.weight.rows});
 }
 
 void residual_norm_forward(const LayerContext& x, const LayerWeights& w, ResidualSum in, const Activation& residual,
@@ -43,7 +70,7 @@ void residual_norm_forward(const LayerContext& x, const LayerWeights& w, Residua
          .branch = adds ? in.branch : nullptr,
          .weight = w.weight.value,
          .bias = w.bias.value,
-         .rows = x.rows,
+         .rows = x.own_rows(),
          .cols = x.shape->n_embd,
          .eps = float(x.shape->norm_eps)},
         {w.weight.name});
@@ -61,7 +88,7 @@ void residual_norm_backward(const LayerContext& x, const LayerWeights& w, ConstV
          .weight = w.weight.value,
          .mean = norm.mean.view.as<float>(),
          .rstd = norm.rstd.view.as<float>(),
-         .rows = x.rows,
+         .rows = x.own_rows(),
          .cols = x.shape->n_embd,
          .accumulate_dinp = accumulate_dresidual,
          .accumulate = x.accumulate},
@@ -109,13 +136,38 @@ void linear_backward(const LayerContext& x, const LayerWeights& w, ConstView inp
         {w.weight.name});
 }
 
+void column_parallel_forward(const LayerContext& x, const LayerWeights& w, ConstView inp, const Activation& out,
+                             const LinearActivation& activation) {
+    if (!x.has(out)) linear_forward(x, w, gather_rows(x, inp), out, activation);
+}
+
+void column_parallel_backward(const LayerContext& x, const LayerWeights& w, ConstView inp, ConstView dout, View dinp) {
+    linear_backward(x, w, gather_rows(x, inp), dout, rows_to_sum(x, dinp));
+    sum_rows(x, dinp);
+}
+
+void row_parallel_forward(const LayerContext& x, const LayerWeights& w, ConstView inp, const Activation& out) {
+    if (x.has(out)) return;
+    LayerWeights term = w;
+    if (x.group->comm.rank > 0) term.bias.value = nullptr;  // the sum has it once
+    linear_forward(x, term, inp, {rows_to_sum(x, out.view), false});
+    sum_rows(x, out.view);
+}
+
+// Each rank computes the whole gradient of the bias.
+void row_parallel_backward(const LayerContext& x, const LayerWeights& w, ConstView inp, ConstView dout, View dinp,
+                           const LinearActivation& activation) {
+    linear_backward(x, w, inp, gather_rows(x, dout), dinp, activation);
+}
+
 static ops::Dropout dropout_op(const LayerContext& x, DropoutSite site, View out, ConstView inp) {
+    const auto channels = size_t(x.shape->n_embd);
     return {.out = out,
             .inp = inp,
             .mask = x.dropout_at(site),
-            .count = size_t(x.seq_len) * size_t(x.shape->n_embd),
-            .first = 0,
-            .elements = size_t(x.rows) * size_t(x.shape->n_embd)};
+            .count = size_t(x.seq_len) * channels,
+            .first = size_t(x.first_row()) * channels,
+            .elements = size_t(x.own_rows()) * channels};
 }
 
 void dropout_forward(const LayerContext& x, DropoutSite site, const Activation& out) {
@@ -172,6 +224,12 @@ void heads_backward(const LayerContext& x, const LayerWeights& q_norm, const Lay
          .accumulate = x.accumulate});
 }
 
+static ops::DropoutMask attention_mask(const LayerContext& x) {
+    ops::DropoutMask mask = x.dropout_at(DropoutSite::attention);
+    mask.first_head = uint32_t(x.group->comm.rank * x.shape->n_head);
+    return mask;
+}
+
 // Copies the keys and values of all rows, which are the first positions of one sequence.
 static void keep_keys_and_values(const LayerContext& x, ConstView qkv) {
     const size_t element = size_of(qkv.dtype), channels = size_t(x.shape->qkv_channels());
@@ -209,7 +267,7 @@ void attention_forward(const LayerContext& x, ConstView qkv, const AttentionActi
          .window = x.shape->window(x.stream.layer),
          .softcap = float(x.shape->attention_softcap),
          .first_key = x.first_key,
-         .dropout = x.dropout_at(DropoutSite::attention)});
+         .dropout = attention_mask(x)});
     if (x.prefilled >= 0) keep_keys_and_values(x, qkv);
 }
 
@@ -231,7 +289,7 @@ void attention_backward(const LayerContext& x, ConstView qkv, const AttentionAct
          .window = x.shape->window(x.stream.layer),
          .softcap = float(x.shape->attention_softcap),
          .first_key = x.first_key,
-         .dropout = x.dropout_at(DropoutSite::attention)});
+         .dropout = attention_mask(x)});
 }
 
 // The activation at the end of an MLP's first GEMM; with a gate it is a separate op.
@@ -246,24 +304,24 @@ void mlp_forward(const LayerContext& x, const LayerWeights& fc, const LayerWeigh
     const ActivationFunction activation = x.shape->activation;
     const int hidden = x.shape->hidden();
     if (x.shape->gated_mlp) {
-        linear_forward(x, fc, inp, mlp.fc);
+        column_parallel_forward(x, fc, inp, mlp.fc);
         if (!x.has(mlp.act))
             run(x.stream, ops::gated_activation_forward,
                 {.out = mlp.act.view, .inp = mlp.fc, .rows = x.rows, .hidden = hidden, .activation = activation});
     } else if (!x.has(mlp.fc) || activation == ActivationFunction::relu2) {
-        linear_forward(x, fc, inp, mlp.act, activation_of(x, mlp));
+        column_parallel_forward(x, fc, inp, mlp.act, activation_of(x, mlp));
     } else if (!x.has(mlp.act)) {
         run(x.stream, ops::activation_forward,
             {.out = mlp.act.view, .inp = mlp.fc, .count = size_t(x.rows) * size_t(hidden), .activation = activation});
     }
-    linear_forward(x, proj, mlp.act, mlp.out);
+    row_parallel_forward(x, proj, mlp.act, mlp.out);
 }
 
 void mlp_backward(const LayerContext& x, const LayerWeights& fc, const LayerWeights& proj, ConstView inp,
                   const MlpActivations& mlp, ConstView dout, View dfc, View dinp) {
     // The activation is no longer needed; the gradient of the gated output overwrites it.
     const bool gated = x.shape->gated_mlp;
-    linear_backward(x, proj, mlp.act, dout, gated ? mlp.act.view : dfc, activation_of(x, mlp));
+    row_parallel_backward(x, proj, mlp.act, dout, gated ? mlp.act.view : dfc, activation_of(x, mlp));
     if (gated)
         run(x.stream, ops::gated_activation_backward,
             {.dinp = dfc,
@@ -272,18 +330,42 @@ void mlp_backward(const LayerContext& x, const LayerWeights& fc, const LayerWeig
              .rows = x.rows,
              .hidden = x.shape->hidden(),
              .activation = x.shape->activation});
-    linear_backward(x, fc, inp, dfc, dinp);
+    column_parallel_backward(x, fc, inp, dfc, dinp);
+}
+
+// Returns the sums of the logits' rows over all parts of the vocabulary.
+static const ops::VocabularySums* sum_vocabulary(const LayerContext& x, const LayerWeights& w, const HeadPass& head,
+                                                 int row, int vocab) {
+    const TensorParallelGroup& group = *x.group;
+    if (group.comm.size == 1) return nullptr;
+    ops::VocabularySums* own = group.sums + size_t(group.comm.rank) * size_t(x.rows);
+    run(x.stream, ops::vocabulary_sums,
+        {.out = own,
+         .logits = head.logits,
+         .targets = head.targets + row,
+         .rows = x.rows,
+         .vocab = vocab,
+         .padded_vocab = w.weight.rows,
+         .first_token = group.comm.rank * w.weight.rows,
+         .softcap = float(x.shape->final_softcap)});
+    const size_t bytes = size_t(x.rows) * sizeof(*own);
+    wait(all_gather(group.sums, own, bytes, group.comm, x.stream), group.comm, x.stream);
+    return group.sums;
 }
 
 void head_forward_backward(const LayerContext& x, const LayerWeights& w, ConstView inp, int head_rows,
                            const HeadPass& head) {
     const size_t C = size_t(w.weight.cols);
+    const int first_token = x.group->comm.rank * w.weight.rows;
+    const int vocab = std::clamp(x.shape->vocab_size - first_token, 0, w.weight.rows);
     const bool is_training = bool(head.dinp);
+    const ConstView all = gather_rows(x, inp);
+    const View dall = rows_to_sum(x, head.dinp);  // may be `all`: the gradient of a row overwrites it after its use
     LayerContext part = x;
     for (int row = 0; row < x.rows; row += head_rows) {
         part.rows = std::min(head_rows, x.rows - row);
         part.accumulate = x.accumulate || row > 0;
-        const ConstView rows = inp.from(size_t(row) * C);
+        const ConstView rows = all.from(size_t(row) * C);
         linear_forward(part, w, rows, {head.logits});
         run(x.stream, ops::cross_entropy,
             {.logits = head.logits,
@@ -291,12 +373,16 @@ void head_forward_backward(const LayerContext& x, const LayerWeights& w, ConstVi
              .targets = head.targets + row,
              .loss_scale = head.loss_scale,
              .rows = part.rows,
-             .vocab = x.shape->vocab_size,
+             .vocab = vocab,
              .padded_vocab = w.weight.rows,
              .grad_scale = head.grad_scale,
              .write_dlogits = is_training,
              .softcap = float(x.shape->final_softcap),
-             .z_loss = head.z_loss});
-        if (is_training) linear_backward(part, w, rows, head.logits, head.dinp.from(size_t(row) * C));
+             .z_loss = head.z_loss,
+             .sums = sum_vocabulary(part, w, head, row, vocab),
+             .parts = x.group->comm.size,
+             .first_token = first_token});
+        if (is_training) linear_backward(part, w, rows, head.logits, dall.from(size_t(row) * C));
     }
+    if (is_training) sum_rows(x, head.dinp);
 }

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "kernels/base/dropout.h"
+#include "kernels/comm.h"
 #include "kernels/op_stream.h"
 #include "kernels/ops.h"  // IWYU pragma: export
 #include "kernels/tensor.h"
@@ -34,11 +35,20 @@ struct DecodePass {
     const int* positions;                       // (rows), the positions of `places`, in device memory
 };
 
+// The ranks that divide the layers, and their buffers.
+struct TensorParallelGroup {
+    Comm comm;
+    View gathered;                        // (B, T, C); null with one rank
+    void* scratch = nullptr;              // of reduce_scatter_sum()
+    ops::VocabularySums* sums = nullptr;  // (ranks, head rows); null with one rank
+};
+
 // The arguments of every layer other than its parameters and activations.
 struct LayerContext {
-    const GptShape* shape;
-    int batch, seq_len;  // B, T
-    int rows;            // B T, or fewer for the head
+    const GptShape* shape;  // this rank's part
+    int batch, seq_len;     // B, T
+    int rows;               // B T, or fewer for the head
+    const TensorParallelGroup* group;
     OpStream stream;
     void* scratch;                      // as large as the largest op needs; null without a backward pass
     bool accumulate;                    // add parameter gradients to the current values
@@ -63,12 +73,18 @@ struct LayerContext {
         return mask;
     }
     bool has(const Activation& activation) const { return is_recomputing && activation.is_kept; }
+    // This rank's rows of the residual stream.
+    int own_rows() const { return rows / group->comm.size; }
+    int first_row() const { return group->comm.rank * own_rows(); }
 };
 
 // The residual stream and the branch to be added to it; a null branch adds nothing.
 struct ResidualSum {
     ConstView residual, branch;
 };
+
+// Returns all rows of `own`, which has this rank's rows: x.group->gathered, or `own` with one rank.
+ConstView gather_rows(const LayerContext& x, ConstView own);
 
 // out = wte[token] + wpe[position]; wte[token] without learned positions
 void embedding_forward(const LayerContext& x, const LayerWeights& wte, const LayerWeights& wpe, const int* tokens,
@@ -97,6 +113,19 @@ void linear_forward(const LayerContext& x, const LayerWeights& w, ConstView inp,
 // With an activation, `inp` is the activation's output, and dinp becomes the gradient of its input.
 void linear_backward(const LayerContext& x, const LayerWeights& w, ConstView inp, ConstView dout, View dinp,
                      const LinearActivation& activation = {});
+
+// The four linear layers of a block divide their weight over the ranks of x.group (Shoeybi et al., "Megatron-LM", arXiv
+// 1909.08053, section 3). A column-parallel layer, qkv and fc, has a part of the output channels; it gathers all rows
+// of its input, and the backward pass sums the input's gradient over ranks. A row-parallel layer, attn_proj and
+// fc_proj, has a part of the input channels; its output is a sum over ranks, and the backward pass gathers the output's
+// gradient. inp and dinp of a column-parallel layer and out and dout of a row-parallel one are this rank's rows. With
+// one rank both are linear_forward() and linear_backward().
+void column_parallel_forward(const LayerContext& x, const LayerWeights& w, ConstView inp, const Activation& out,
+                             const LinearActivation& activation = {});
+void column_parallel_backward(const LayerContext& x, const LayerWeights& w, ConstView inp, ConstView dout, View dinp);
+void row_parallel_forward(const LayerContext& x, const LayerWeights& w, ConstView inp, const Activation& out);
+void row_parallel_backward(const LayerContext& x, const LayerWeights& w, ConstView inp, ConstView dout, View dinp,
+                           const LinearActivation& activation = {});
 
 // Drops elements of a layer's output in place, by the pass's mask for the site; a no-op without dropout.
 void dropout_forward(const LayerContext& x, DropoutSite site, const Activation& out);

@@ -33,17 +33,32 @@ const MatrixFunctions& functions_of(const GptState& s) {
     return *functions;
 }
 
-// A piece of a matrix: elements [first, first + count) of its tensor.
+Grid grid_of(const GptOptions& options) { return {options.ranks, options.tensor_parallel.size}; }
+
+// This rank's number in the run.
+int own_rank(const GptOptions& options) {
+    return options.rank * options.tensor_parallel.size + options.tensor_parallel.rank;
+}
+
+// Whether a rank has only pieces of matrices.
+bool has_pieces(const GptOptions& options) { return options.is_sharded() || options.tensor_parallel.size > 1; }
+
+bool is_divided_by_columns(const TensorLayout& layout, const Matrix& matrix) {
+    const TensorRow& row = tensor_table()[size_t(layout.tensors[size_t(matrix.tensor)].row)];
+    return layout.tensor_parallel.size > 1 && row.division == Division::columns;
+}
+
+// A piece of a matrix: elements [first, first + count) of the tensor on its rank.
 struct Piece {
     size_t first, count;
 };
 
 // The piece of a matrix that a rank updates.
-Piece piece_of(const GptState& s, const Matrix& matrix, int rank) {
-    if (!s.options.is_sharded()) return {matrix.first, matrix.count()};
-    const TensorPart part = part_of(s.layout, s.layout.tensors[size_t(matrix.tensor)], rank);
+Piece piece_of(const GptState& s, const Matrix& matrix, const Grid::Place& rank) {
+    if (!s.options.is_sharded()) return {matrix.first, part_elements(s.layout, matrix)};
+    const TensorPart part = part_of(s.layout, s.layout.tensors[size_t(matrix.tensor)], rank.data);
     const size_t first = std::max(part.first, matrix.first);
-    const size_t end = std::min(part.first + part.count, matrix.first + matrix.count());
+    const size_t end = std::min(part.first + part.count, matrix.first + part_elements(s.layout, matrix));
     return {first, end > first ? end - first : 0};
 }
 
@@ -53,34 +68,62 @@ View direction_at(const GptState& s, const Matrix& matrix, size_t element) {
     return s.matrix.direction.from(s.update.tensors[size_t(matrix.tensor)].state_begin + element - first);
 }
 
-// An own matrix as a whole.
+// An own matrix. With tensor parallelism its parts in the order of ranks: rows in their order, or the columns of each
+// rank.
 View whole_matrix(const GptState& s, size_t number) {
     const MatrixState& state = s.matrix;
-    return s.options.is_sharded() ? state.whole.from(state.whole_begin[number])
-                                  : direction_at(s, state.matrices[number], state.matrices[number].first);
+    return has_pieces(s.options) ? state.whole.from(state.whole_begin[number])
+                                 : direction_at(s, state.matrices[number], state.matrices[number].first);
+}
+
+// Replaces an own matrix by the direction of its step.
+void direct(const GptState& s, size_t number) {
+    const Matrix& matrix = s.matrix.matrices[number];
+    const View values = whole_matrix(s, number), joined = s.matrix.joined;
+    if (!is_divided_by_columns(s.layout, matrix)) return functions_of(s).direct(s, number, values);
+    const auto parts = size_t(s.options.tensor_parallel.size), rows = size_t(matrix.rows);
+    const size_t bytes = size_t(matrix.cols) * size_of(values.dtype), part_bytes = bytes / parts;
+    const auto copy_parts = [&](bool join) {
+        for (size_t part = 0; part < parts; part++) {
+            void *apart = values.from(part * part_elements(s.layout, matrix)).data,
+                 *side_by_side = joined.as<std::byte>() + part * part_bytes;
+            if (join)
+                scatter_on_device(side_by_side, bytes, apart, part_bytes, rows, s.stream);
+            else
+                gather_on_device(apart, side_by_side, bytes, part_bytes, rows, s.stream);
+        }
+    };
+    copy_parts(true);
+    functions_of(s).direct(s, number, joined);
+    copy_parts(false);
 }
 
 Exchange::Message message(int rank, View values, size_t count) {
     return {rank, values.data, count * size_of(values.dtype)};
 }
 
-// Without shards, owners have all directions, and only results travel.
+// Without shards, all data ranks have the same directions, and the ranks with the owner's place along `data` send
+// theirs. An owner that has the whole matrix needs none.
 void list_messages(GptState& s, size_t number, MatrixGroup& group) {
-    const bool is_sharded = s.options.is_sharded();
-    const int me = s.options.rank;
+    const Grid grid = grid_of(s.options);
+    const int me = own_rank(s.options);
     const Matrix& matrix = s.matrix.matrices[number];
-    const Piece mine = piece_of(s, matrix, me);
-    if (mine.count > 0 && (is_sharded || matrix.owner != me)) {
+    const bool is_sharded = s.options.is_sharded(), is_whole = !has_pieces(s.options);
+    const int owner_data = grid.place_of(matrix.owner).data;
+    const Piece mine = piece_of(s, matrix, grid.place_of(me));
+    if (mine.count > 0 && !(is_whole && matrix.owner == me)) {
         const Exchange::Message piece = message(matrix.owner, direction_at(s, matrix, mine.first), mine.count);
-        if (is_sharded) group.directions.send.push_back(piece);
+        if (is_sharded || s.options.rank == owner_data) group.directions.send.push_back(piece);
         group.results.receive.push_back(piece);
     }
-    for (int rank = 0; matrix.owner == me && rank < s.options.ranks; rank++) {
-        const Piece theirs = piece_of(s, matrix, rank);
-        if (theirs.count == 0 || (!is_sharded && rank == me)) continue;
-        const View values = whole_matrix(s, number).from(theirs.first - matrix.first);
+    for (int rank = 0; matrix.owner == me && rank < grid.size(); rank++) {
+        const Grid::Place place = grid.place_of(rank);
+        const Piece theirs = piece_of(s, matrix, place);
+        if (theirs.count == 0 || (is_whole && rank == me)) continue;
+        const size_t begin = size_t(place.tensor) * part_elements(s.layout, matrix);
+        const View values = whole_matrix(s, number).from(begin + theirs.first - matrix.first);
         const Exchange::Message piece = message(rank, values, theirs.count);
-        if (is_sharded) group.directions.receive.push_back(piece);
+        if (is_sharded || place.data == owner_data) group.directions.receive.push_back(piece);
         group.results.send.push_back(piece);
     }
 }
@@ -101,20 +144,22 @@ void group_matrices(GptState& s) {
 
 std::vector<Matrix> lay_out_matrices(const TensorLayout& layout) {
     std::vector<Matrix> matrices;
+    const int parts = layout.tensor_parallel.size;
     for (size_t i = 0; i < layout.tensors.size(); i++) {
         const Tensor& tensor = layout.tensors[i];
         const TensorRow& row = tensor_table()[size_t(tensor.row)];
         if (row.role != TensorRole::matrix) continue;
-        size_t first = 0;
-        const std::vector<int> stacked = row.stacked_rows ? (layout.shape.*row.stacked_rows)() : std::vector<int>();
-        for (size_t part = 0; part < std::max<size_t>(stacked.size(), 1); part++) {
-            const bool is_alone = stacked.empty();
-            matrices.push_back({.name = is_alone ? tensor.name : format("%s.%zu", tensor.name.c_str(), part),
+        require(parts == 1 || row.is_divided(), "%s is a matrix that ranks do not divide", tensor.name.c_str());
+        const int cols = (layout.whole.*row.cols)();
+        const bool is_alone = !row.stacked_rows;
+        size_t first = 0, number = 0;
+        for (const int rows : is_alone ? std::vector{(layout.whole.*row.rows)()} : (layout.whole.*row.stacked_rows)()) {
+            matrices.push_back({.name = is_alone ? tensor.name : format("%s.%zu", tensor.name.c_str(), number++),
                                 .tensor = int(i),
                                 .first = first,
-                                .rows = is_alone ? tensor.rows : stacked[part],
-                                .cols = tensor.cols});
-            first += matrices.back().count();
+                                .rows = rows,
+                                .cols = cols});
+            first += part_elements(layout, matrices.back());
         }
     }
     // The matrix with the most work first, each to the rank with the least so far.
@@ -125,13 +170,17 @@ std::vector<Matrix> lay_out_matrices(const TensorLayout& layout) {
         return 4 * small * count + 2 * small * small * small;
     };
     std::ranges::stable_sort(order, [&](size_t a, size_t b) { return work(a) > work(b); });
-    std::vector<double> load(size_t(layout.ranks), 0.0);
+    std::vector<double> load(size_t(layout.ranks * parts), 0.0);
     for (const size_t i : order) {
         const auto least = std::ranges::min_element(load);
         matrices[i].owner = int(least - load.begin());
         *least += work(i);
     }
     return matrices;
+}
+
+size_t part_elements(const TensorLayout& layout, const Matrix& matrix) {
+    return matrix.count() / size_t(layout.tensor_parallel.size);
 }
 
 MatrixMemory larger(const MatrixMemory& a, const MatrixMemory& b) {
@@ -167,22 +216,24 @@ void place_matrices(GptState& s, Arena& arena) {
     if (state.rule < 0) return;
     state.matrices = lay_out_matrices(s.layout);
 
-    size_t whole = 0;
+    const int me = own_rank(s.options);
+    size_t whole = 0, joined = 0;
     MatrixMemory most;
     for (const Matrix& matrix : state.matrices) {
         state.whole_begin.push_back(whole);
-        if (matrix.owner != s.options.rank) continue;
+        if (matrix.owner != me) continue;
         whole += round_up(matrix.count(), kTensorAlignment);
+        if (is_divided_by_columns(s.layout, matrix)) joined = std::max(joined, matrix.count());
         most = larger(functions_of(s).memory(s.options, matrix), most);
     }
     for (const MatrixSlot& slot : row_of(s).matrix_slots) {
         std::vector<float*>& places = state.slots.emplace_back();
         size_t elements = 0;
         for (const Matrix& matrix : state.matrices)
-            elements += matrix.owner == s.options.rank ? round_up(slot_elements(slot, matrix), kTensorAlignment) : 0;
+            elements += matrix.owner == me ? round_up(slot_elements(slot, matrix), kTensorAlignment) : 0;
         float* next = arena.take<float>("optimizer state", slot.name, elements);
         for (const Matrix& matrix : state.matrices) {
-            const bool is_own = matrix.owner == s.options.rank;
+            const bool is_own = matrix.owner == me;
             places.push_back(is_own ? next : nullptr);
             if (is_own && next) next += round_up(slot_elements(slot, matrix), kTensorAlignment);
         }
@@ -190,7 +241,8 @@ void place_matrices(GptState& s, Arena& arena) {
     const Dtype exchange = row_of(s).exchange;
     const RuleState& rule = s.update.rules[size_t(state.rule)];
     state.direction = arena.take("matrices", "direction", rule.elements, exchange);
-    if (s.options.is_sharded()) state.whole = arena.take("matrices", "whole", whole, exchange);
+    if (has_pieces(s.options)) state.whole = arena.take("matrices", "whole", whole, exchange);
+    if (joined > 0) state.joined = arena.take("matrices", "joined", joined, exchange);
     state.x = arena.take("matrices", "x", most.x, most.type);
     state.gram = arena.take("matrices", "gram", most.gram, most.type);
     state.product = arena.take("matrices", "product", most.x, most.type);
@@ -228,7 +280,7 @@ void begin_matrices(GptState& s) {
          .nesterov = s.options.optimizer.nesterov},
         note_of_chunks(s, rule.first_chunk, rule.n_chunks));
     for (MatrixGroup& group : state.groups)
-        if (s.options.is_sharded()) group.ticket = exchange(group.directions, s.comm, s.stream);
+        if (has_pieces(s.options)) group.ticket = exchange(group.directions, s.world, s.stream);
 }
 
 void finish_matrices(GptState& s) {
@@ -237,17 +289,16 @@ void finish_matrices(GptState& s) {
     const bool has_step = s.update_number >= row_of(s).first_update;
     for (MatrixGroup& group : state.groups) {
         s.update_time.stop(s.stream);
-        if (s.options.is_sharded()) wait(group.ticket, s.comm, s.stream);
+        if (has_pieces(s.options)) wait(group.ticket, s.world, s.stream);
         s.update_time.start(s.stream);
         for (size_t number = group.first; number < group.end; number++)
-            if (state.matrices[number].owner == s.options.rank)
-                functions_of(s).direct(s, number, whole_matrix(s, number));
-        if (has_step && s.comm.size > 1) group.ticket = exchange(group.results, s.comm, s.stream);
+            if (state.matrices[number].owner == own_rank(s.options)) direct(s, number);
+        if (has_step && s.world.size > 1) group.ticket = exchange(group.results, s.world, s.stream);
     }
     for (const MatrixGroup& group : state.groups) {
         if (!has_step) break;
         s.update_time.stop(s.stream);
-        if (s.comm.size > 1) wait(group.ticket, s.comm, s.stream);
+        if (s.world.size > 1) wait(group.ticket, s.world, s.stream);
         s.update_time.start(s.stream);
         apply_directions(s, group.first_chunk, group.n_chunks, state.direction, s.options.optimizer.cautious_decay);
     }

@@ -3,7 +3,8 @@
 // Each rank computes the momentum of its elements, sends the pieces of a matrix to the matrix's owner, and gets back
 // its pieces of the result. Gradients, masters and momentum stay sharded as with every optimizer. A matrix is
 // orthogonalized once, on its owner, so its bits are the same at any number of ranks and any ZeRO stage. In SOAP the
-// pieces of gradients travel, and the owner keeps all state.
+// pieces of gradients travel, and the owner keeps all state. With tensor parallelism a rank's elements are a part of
+// the matrix, and the owner puts the parts together.
 #pragma once
 
 #include <algorithm>
@@ -18,9 +19,9 @@
 struct Matrix {
     std::string name;  // the tensor's, with ".0", ".1" or ".2" if the tensor has several
     int tensor;        // in TensorLayout::tensors
-    size_t first;      // its first element in the tensor
-    int rows, cols;
-    int owner = 0;  // rank
+    size_t first;      // its first element in this rank's tensor: see part_elements()
+    int rows, cols;    // of the whole matrix
+    int owner = 0;     // among all ranks of the run
 
     size_t count() const { return size_t(rows) * size_t(cols); }
     int smaller() const { return std::min(rows, cols); }
@@ -29,6 +30,9 @@ struct Matrix {
 // Returns the matrices of the tensors with TensorRole::matrix, with their owners: a pure function of the layout that
 // balances the GEMMs over ranks.
 std::vector<Matrix> lay_out_matrices(const TensorLayout& layout);
+
+// Returns the number of a matrix's elements in the tensor on each rank of the TensorParallel.
+size_t part_elements(const TensorLayout& layout, const Matrix& matrix);
 
 // The working arrays for the direction of a matrix: see MatrixState.
 struct MatrixMemory {
@@ -57,8 +61,10 @@ struct MatrixState {
     std::vector<size_t> whole_begin;         // of each own matrix in `whole`
     std::vector<std::vector<float*>> slots;  // per OptimizerRow::matrix_slots: the state of each own matrix
     // In the exchange's type. `direction`: laid out like the rule's state; the momentum's direction, or the gradient in
-    // SOAP, then the result. `whole`: this rank's own matrices; null without shards, where `direction` has them.
+    // SOAP, then the result. `whole`: this rank's own matrices, each as one part per rank of the TensorParallel; null
+    // if `direction` has whole matrices.
     View direction, whole;
+    View joined;                 // an own matrix whose parts are columns, in the order of rows
     View x, gram, product;       // as large as an own matrix needs: see MatrixMemory
     float* gram_sums = nullptr;  // the Gram matrix of a matrix with more rows than columns; SOAP: see model/soap.h
     void* scratch = nullptr;

@@ -14,9 +14,15 @@ namespace {
 // this rank saves.
 NamedTensor named_tensor(const GptState& s, const Tensor& tensor, const std::string& prefix, View owned, bool once) {
     const TensorPart here = owned_part(s.options, s.layout, tensor);
-    const TensorPart part = once ? part_of(s.layout, tensor, s.options.rank) : here;
-    return {prefix + "." + tensor.name, logical_shape(tensor), owned.from(part.first - here.first), part.first,
-            part.count};
+    TensorPart part = once ? part_of(s.layout, tensor, s.options.rank) : here;
+    const bool is_divided = tensor_table()[size_t(tensor.row)].is_divided();
+    if (once && !is_divided && s.options.tensor_parallel.rank > 0) part.count = 0;
+    return {.name = prefix + "." + tensor.name,
+            .shape = logical_shape(s.layout, tensor),
+            .values = owned.from(part.first - here.first),
+            .first = part.first,
+            .count = part.count,
+            .boxes = boxes_of(s.layout, tensor)};
 }
 
 }  // namespace

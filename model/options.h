@@ -6,6 +6,13 @@
 #include "model/optimizers.h"  // IWYU pragma: export
 #include "model/shape.h"       // IWYU pragma: export
 
+// A rank's place among those that divide every layer: tensor parallelism (Shoeybi et al., arXiv 1909.08053). Rank r has
+// part r of the heads, the hidden channels and the vocabulary, and of the rows of the residual stream (sequence
+// parallelism; Korthikanti et al., arXiv 2205.05198).
+struct TensorParallel {
+    int rank = 0, size = 1;
+};
+
 // Everything that determines how much memory one rank needs and what a step computes.
 struct GptOptions {
     GptShape shape;
@@ -26,7 +33,8 @@ struct GptOptions {
     bool training = true;      // false: forward only, without gradients, optimizer state and backward's buffers
     int micro_steps = 1;       // per step, on each rank; the most if StepSettings sets fewer
     int votes = 0;             // numbers that Gpt::end_step() sums over ranks for its caller
-    int rank = 0, ranks = 1;
+    int rank = 0, ranks = 1;   // among the ranks with the same part of the model, which divide the batch
+    TensorParallel tensor_parallel = {};  // among the ranks that divide the layers of the same samples
     // ZeRO stage (Rajbhandari et al., arXiv 1910.02054): state sharded over ranks. 1: masters and optimizer state; 2:
     // gradients too, even while they accumulate; 3: parameters too.
     int zero_stage = 0;
@@ -41,3 +49,6 @@ struct GptOptions {
     bool keeps_whole_gradients() const { return !is_sharded() || zero_stage == 1 || deterministic_reduce; }
     bool keeps_whole_parameters() const { return !is_sharded() || zero_stage < 3; }
 };
+
+// Returns why the model cannot be divided as tensor_parallel says, naming configuration keys; empty if it can.
+std::string tensor_parallel_problem(const GptOptions& options);

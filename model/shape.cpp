@@ -23,6 +23,35 @@ void GptShape::fill_in_sizes() {
     rope.original_positions = original_positions();
 }
 
+GptShape GptShape::part(int parts) const {
+    GptShape part = *this;
+    if (parts == 1) return part;
+    part.fill_in_sizes();
+    part.n_head /= parts, part.given_kv_heads /= parts, part.given_hidden /= parts;
+    part.vocabulary_parts = parts;
+    return part;
+}
+
+std::string GptShape::parts_problem(int parts) const {
+    if (parts == 1) return "";
+    constexpr int kMost = 16;  // of a padded vocabulary, whose parts stay aligned
+    if (parts > kMost || (parts & (parts - 1)) != 0)
+        return format("parallel.tensor must be a power of two up to %d, is %d", kMost, parts);
+    const std::pair<const char*, int> sizes[] = {
+        {"model.n_head", n_head}, {"model.n_kv_head", kv_heads()}, {"model.hidden_size_mlp", hidden()}};
+    for (const auto& [key, size] : sizes) {
+        if (size % parts == 0) continue;
+        int most = parts;
+        while (size % most != 0) most /= 2;
+        return format("parallel.tensor (%d) must divide %s (%d); the largest power of two that divides it is %d", parts,
+                      key, size, most);
+    }
+    constexpr int kAligned = 8;
+    if (n_embd % kAligned != 0)
+        return format("parallel.tensor (%d) needs model.n_embd to be a multiple of %d, is %d", parts, kAligned, n_embd);
+    return "";
+}
+
 int GptShape::window(int layer) const {
     return window_pattern[size_t(layer) % window_pattern.size()] == 'S' ? sliding_window : 0;
 }

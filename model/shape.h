@@ -50,6 +50,7 @@ struct GptShape {
     double final_softcap = 0;          // 0: none
     bool tie_embeddings = true;
     bool embedding_norm = false;
+    int vocabulary_parts = 1;  // see part()
 
     int kv_heads() const { return given_kv_heads > 0 ? given_kv_heads : n_head; }
     int head_size() const { return given_head_size > 0 ? given_head_size : n_embd / n_head; }
@@ -63,6 +64,12 @@ struct GptShape {
     // Returns what is wrong with the sizes and parts, naming configuration keys; empty if nothing is.
     std::string problem() const;
 
+    // Tensor parallelism: the sizes of one of `parts` equal parts. A part has some of the heads, of the hidden channels
+    // and of the vocabulary's rows; vocab_size stays.
+    GptShape part(int parts) const;
+    // Returns why the model cannot have `parts` parts, naming configuration keys; empty if it can.
+    std::string parts_problem(int parts) const;
+
     // Returns the attention window of layer `layer`; 0: none.
     int window(int layer) const;
     int rotary() const { return position == PositionKind::rope ? int(head_size() * rope.fraction) : 0; }
@@ -70,7 +77,7 @@ struct GptShape {
     // False for relu2 without a gate: its backward pass needs only the output.
     bool keeps_pre_activation() const { return gated_mlp || activation != ActivationFunction::relu2; }
     // A multiple of 128, so that every row of logits is aligned and the head's GEMM has whole tiles.
-    int padded_vocab() const { return (vocab_size + 127) / 128 * 128; }
+    int padded_vocab() const { return (vocab_size + 127) / 128 * 128 / vocabulary_parts; }
 
     // Rows and columns of tensors.
     int one() const { return 1; }

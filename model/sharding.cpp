@@ -108,6 +108,34 @@ void end_micro_step(GptState& s) {
     if (s.options.deterministic_reduce) merge_levels(s, std::popcount(index), std::countr_one(index));
 }
 
+namespace {
+
+// Sums the gradients with Division::summed over s.group: packs this rank's parts of them, which are the same on all
+// ranks of the group, and unpacks the sums.
+void sum_in_group(GptState& s) {
+    if (s.group.comm.size == 1) return;
+    auto copy_parts = [&](bool pack) {
+        float* packed = s.summed;
+        for (const Tensor& tensor : s.layout.tensors) {
+            if (tensor_table()[size_t(tensor.row)].division != Division::summed) continue;
+            const TensorPart part = owned_part(s.options, s.layout, tensor);
+            float* grad = s.own_grad + part.shard_begin;
+            if (part.count > 0)
+                copy_on_device(pack ? packed : grad, pack ? grad : packed, part.count * sizeof(float), s.stream);
+            packed += part.count;
+        }
+    };
+    copy_parts(true);
+    const size_t count = s.summed_elements / size_t(s.group.comm.size);
+    float* own = s.summed + size_t(s.group.comm.rank) * count;
+    const ReduceScatter op{.out = own, .scratch = s.group.scratch, .inp = s.summed, .count = count};
+    reduce_scatter_sum(op, s.group.comm, s.stream);
+    wait(all_gather(s.summed, own, count * sizeof(float), s.group.comm, s.stream), s.group.comm, s.stream);
+    copy_parts(false);
+}
+
+}  // namespace
+
 void finish_grads(GptState& s) {
     if (s.options.deterministic_reduce) {
         const int sums = std::popcount(unsigned(s.micro_steps_done));
@@ -117,6 +145,7 @@ void finish_grads(GptState& s) {
     }
     wait_shards(s);
     wait(s.grads_ready, s.comm, s.stream);
+    sum_in_group(s);
 }
 
 void gather_params(GptState& s) {

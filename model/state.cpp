@@ -9,7 +9,7 @@
 namespace {
 
 size_t scratch_bytes(const GptOptions& options) {
-    const GptShape& shape = options.shape;
+    const GptShape shape = options.shape.part(options.tensor_parallel.size);
     const int BT = options.batch * options.seq_len, C = shape.n_embd;
     const int head_rows = std::min(options.head_rows, BT);
     size_t most = 0;
@@ -26,7 +26,7 @@ size_t scratch_bytes(const GptOptions& options) {
     need_for_weight(BT, C, shape.hidden());
 
     ops::NormBackward norm{};
-    norm.rows = BT, norm.cols = C;
+    norm.rows = BT / options.tensor_parallel.size, norm.cols = C;
     need(ops::norm_backward_scratch_bytes(norm));
 
     ops::EmbeddingBackward embedding{};
@@ -108,9 +108,32 @@ void place_gradients(GptState& s, Arena& arena) {
     s.own_grad = options.is_sharded() ? arena.take<float>("gradients", "own_grad", owned_elements(s)) : s.grad;
     size_t largest_piece = 0;
     for (const Bucket& bucket : s.layout.buckets) largest_piece = std::max(largest_piece, bucket.piece);
-    s.comm_scratch =
-        arena.take<std::byte>("scratch", "comm_scratch",
-                              reduce_scatter_scratch_bytes(Dtype::fp32, largest_piece, options.ranks, options.deterministic_reduce));
+    s.comm_scratch = arena.take<std::byte>(
+        "scratch", "comm_scratch",
+        reduce_scatter_scratch_bytes(Dtype::fp32, largest_piece, options.ranks, options.deterministic_reduce));
+}
+
+// The buffers of the collectives in s.group.
+void place_group(GptState& s, Arena& arena) {
+    const GptOptions& options = s.options;
+    const auto ranks = size_t(options.tensor_parallel.size);
+    if (ranks == 1) return;
+    const size_t tokens = size_t(options.batch) * size_t(options.seq_len), C = size_t(s.layout.shape.n_embd);
+    s.group.gathered = s.acts.gathered.view;
+    s.group.sums = arena.take<ops::VocabularySums>("control", "vocabulary_sums",
+                                                   ranks * std::min(size_t(options.head_rows), tokens));
+    size_t scratch =
+        reduce_scatter_scratch_bytes(options.precision, tokens / ranks * C, int(ranks), options.deterministic_reduce);
+    if (options.training) {
+        for (const Tensor& tensor : s.layout.tensors)
+            if (tensor_table()[size_t(tensor.row)].division == Division::summed)
+                s.summed_elements += owned_part(options, s.layout, tensor).count;
+        s.summed_elements = round_up(s.summed_elements, ranks * kTensorAlignment);
+        s.summed = arena.take<float>("gradients", "summed", s.summed_elements);
+        scratch = std::max(scratch, reduce_scatter_scratch_bytes(Dtype::fp32, s.summed_elements / ranks, int(ranks),
+                                                                 options.deterministic_reduce));
+    }
+    s.group.scratch = arena.take<std::byte>("scratch", "tensor_parallel_scratch", scratch);
 }
 
 void place_optimizers(GptState& s, Arena& arena) {
@@ -135,18 +158,20 @@ GptState place_state(const GptOptions& options, Arena& arena) {
     GptState s;
     s.options = options;
     s.micro_steps = options.micro_steps, s.seq_len = options.seq_len;
-    s.layout = lay_out_tensors(options.shape, options.ranks, options.bucket_bytes / sizeof(float));
+    s.layout =
+        lay_out_tensors(options.shape, options.ranks, options.bucket_bytes / sizeof(float), options.tensor_parallel);
     place_parameters(s, arena);
     if (options.training) {
         place_gradients(s, arena);
         place_optimizers(s, arena);
-        s.n_all_chunks = chunk_count(s.layout);
+        const size_t n_chunks = chunk_count(s.layout);
+        s.n_all_chunks = n_chunks * size_t(options.tensor_parallel.size);
         const size_t n_own_chunks = owned_chunk_count(s.layout, options.rank);
         s.all_chunks = arena.take<ops::Chunk>("control", "all_chunks", s.n_all_chunks);
         s.own_chunks = arena.take<ops::Chunk>("control", "own_chunks", n_own_chunks);
         s.update_chunks = arena.take<ops::Chunk>(
             "control", "update_chunks",
-            max_update_chunks(s.layout, s.update, options.is_sharded() ? n_own_chunks : s.n_all_chunks));
+            max_update_chunks(s.layout, s.update, options.is_sharded() ? n_own_chunks : n_chunks));
         if (s.update.has_layers()) {
             const size_t layers = s.layout.tensors.size() * kMaxStacked;
             s.trust.n_sums = s.n_all_chunks * kMaxStacked;
@@ -163,6 +188,7 @@ GptState place_state(const GptOptions& options, Arena& arena) {
         }
     }
     s.acts = place_activations(options, arena);
+    place_group(s, arena);
 
     const size_t tokens = size_t(options.batch) * size_t(options.seq_len);
     s.tokens = arena.take<int>("control", "tokens", tokens);
@@ -178,7 +204,7 @@ GptState place_state(const GptOptions& options, Arena& arena) {
         s.cache = {.memory = {},
                    .sequences = options.cached_sequences,
                    .capacity = options.seq_len,
-                   .channels = options.shape.kv_channels()};
+                   .channels = s.layout.shape.kv_channels()};
         s.cache.memory = arena.take("KV cache", "kv_cache", layers * s.cache.layer_elements(), options.precision);
         s.cached.resize(sequences);
         s.places = arena.take<ops::AttentionDecode::Place>("control", "places", sequences);

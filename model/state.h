@@ -41,7 +41,9 @@ inline int slot_of(const TensorLayout& layout, int bucket) {
 struct GptState {
     GptOptions options;
     TensorLayout layout;
-    Comm comm;
+    Comm world;                 // all ranks of the run
+    Comm comm;                  // the ranks with the same part of the model
+    TensorParallelGroup group;  // the ranks with the other parts
     OpStream stream;
     DeviceBuffer memory;  // the single allocation of all device arrays
 
@@ -72,8 +74,10 @@ struct GptState {
     // Empty in a plan, which only counts the chunks.
     std::vector<ops::Chunk> host_all_chunks, host_own_chunks;
     ops::Chunk* all_chunks = nullptr;  // the whole grid
-    ops::Chunk* own_chunks = nullptr;  // this rank's chunks, in own_grad
-    UpdateLayout update;               // empty without training
+    ops::Chunk* own_chunks = nullptr;  // the chunks whose squares this rank sums, in own_grad
+    float* summed = nullptr;  // the gradients with Division::summed, for their sum; null with one rank in `group`
+    size_t summed_elements = 0;
+    UpdateLayout update;  // empty without training
     MatrixState matrix;
     TrustState trust;
     FactorState factors;
@@ -151,10 +155,11 @@ inline PassSizes step_sizes(const GptState& s) {
 
 // Returns the layers' context for a pass over all rows of a batch.
 inline LayerContext layer_context(const GptState& s, PassSizes sizes, bool accumulate) {
-    return {.shape = &s.options.shape,
+    return {.shape = &s.layout.shape,
             .batch = sizes.batch,
             .seq_len = sizes.seq_len,
             .rows = int(sizes.rows()),
+            .group = &s.group,
             .stream = s.stream,
             .scratch = s.scratch,
             .accumulate = accumulate,
@@ -170,6 +175,9 @@ void load_tokens(GptState& s, PassSizes sizes, const int* tokens);
 
 // Runs the forward pass of s.tokens up to the final norm.
 void forward_pass(GptState& s, const LayerContext& x);
+
+// Sums the values over the ranks of a communicator, through GptState::sums.
+void sum_over(GptState& s, const Comm& comm, std::span<double> values);
 
 // Runs the head on the output of forward_pass(); writes the sum of the losses to this rank's entry of micro-step
 // `index`. targets: (rows), in host memory. With `dinp`, also computes the gradients of the head's weight and of the

@@ -8,36 +8,47 @@ const std::vector<TensorRow>& tensor_table() {
     using W = LayerWeights;
     using S = GptShape;
     using R = TensorRole;
+    using P = Division;
     static const std::vector<TensorRow> table = {
-        {&G::wte, &W::weight, "wte", &S::padded_vocab, &S::channels, Init::normal, R::embedding},
-        {&G::wpe, &W::weight, "wpe", &S::positions, &S::channels, Init::normal, R::embedding, &S::has_positions},
-        {&G::norm_e, &W::weight, "norm_e.weight", &S::channels, &S::one, Init::one, R::vector,
+        {&G::wte, &W::weight, "wte", &S::padded_vocab, &S::channels, Init::normal, R::embedding, P::rows},
+        {&G::wpe, &W::weight, "wpe", &S::positions, &S::channels, Init::normal, R::embedding, P::whole,
+         &S::has_positions},
+        {&G::norm_e, &W::weight, "norm_e.weight", &S::channels, &S::one, Init::one, R::vector, P::summed,
          &S::has_embedding_norm_weight},
-        {&G::norm_e, &W::bias, "norm_e.bias", &S::channels, &S::one, Init::zero, R::vector,
+        {&G::norm_e, &W::bias, "norm_e.bias", &S::channels, &S::one, Init::zero, R::vector, P::summed,
          &S::has_embedding_norm_bias},
-        {&G::norm_f, &W::weight, "norm_f.weight", &S::channels, &S::one, Init::one, R::vector, &S::has_norm_weight},
-        {&G::norm_f, &W::bias, "norm_f.bias", &S::channels, &S::one, Init::zero, R::vector, &S::has_norm_bias},
-        {&B::norm1, &W::weight, "norm1.weight", &S::channels, &S::one, Init::one, R::vector, &S::has_norm_weight},
-        {&B::norm1, &W::bias, "norm1.bias", &S::channels, &S::one, Init::zero, R::vector, &S::has_norm_bias},
-        {&B::qkv, &W::weight, "qkv.weight", &S::qkv_channels, &S::channels, Init::normal, R::matrix, &S::always,
+        {&G::norm_f, &W::weight, "norm_f.weight", &S::channels, &S::one, Init::one, R::vector, P::summed,
+         &S::has_norm_weight},
+        {&G::norm_f, &W::bias, "norm_f.bias", &S::channels, &S::one, Init::zero, R::vector, P::summed,
+         &S::has_norm_bias},
+        {&B::norm1, &W::weight, "norm1.weight", &S::channels, &S::one, Init::one, R::vector, P::summed,
+         &S::has_norm_weight},
+        {&B::norm1, &W::bias, "norm1.bias", &S::channels, &S::one, Init::zero, R::vector, P::summed, &S::has_norm_bias},
+        {&B::qkv, &W::weight, "qkv.weight", &S::qkv_channels, &S::channels, Init::normal, R::matrix, P::rows,
+         &S::always, &S::qkv_rows},
+        {&B::qkv, &W::bias, "qkv.bias", &S::qkv_channels, &S::one, Init::zero, R::vector, P::rows, &S::has_qkv_bias,
          &S::qkv_rows},
-        {&B::qkv, &W::bias, "qkv.bias", &S::qkv_channels, &S::one, Init::zero, R::vector, &S::has_qkv_bias},
-        {&B::q_norm, &W::weight, "q_norm.weight", &S::head_channels, &S::one, Init::one, R::vector,
+        {&B::q_norm, &W::weight, "q_norm.weight", &S::head_channels, &S::one, Init::one, R::vector, P::summed,
          &S::has_qk_norm_weight},
-        {&B::k_norm, &W::weight, "k_norm.weight", &S::head_channels, &S::one, Init::one, R::vector,
+        {&B::k_norm, &W::weight, "k_norm.weight", &S::head_channels, &S::one, Init::one, R::vector, P::summed,
          &S::has_qk_norm_weight},
         {&B::attn_proj, &W::weight, "attn_proj.weight", &S::channels, &S::attention_channels, Init::normal_residual,
-         R::matrix},
-        {&B::attn_proj, &W::bias, "attn_proj.bias", &S::channels, &S::one, Init::zero, R::vector,
+         R::matrix, P::columns},
+        {&B::attn_proj, &W::bias, "attn_proj.bias", &S::channels, &S::one, Init::zero, R::vector, P::whole,
          &S::has_attn_proj_bias},
-        {&B::norm2, &W::weight, "norm2.weight", &S::channels, &S::one, Init::one, R::vector, &S::has_norm_weight},
-        {&B::norm2, &W::bias, "norm2.bias", &S::channels, &S::one, Init::zero, R::vector, &S::has_norm_bias},
-        {&B::fc, &W::weight, "fc.weight", &S::fc_channels, &S::channels, Init::normal, R::matrix, &S::always,
+        {&B::norm2, &W::weight, "norm2.weight", &S::channels, &S::one, Init::one, R::vector, P::summed,
+         &S::has_norm_weight},
+        {&B::norm2, &W::bias, "norm2.bias", &S::channels, &S::one, Init::zero, R::vector, P::summed, &S::has_norm_bias},
+        {&B::fc, &W::weight, "fc.weight", &S::fc_channels, &S::channels, Init::normal, R::matrix, P::rows, &S::always,
          &S::fc_rows},
-        {&B::fc, &W::bias, "fc.bias", &S::fc_channels, &S::one, Init::zero, R::vector, &S::has_mlp_bias},
-        {&B::fc_proj, &W::weight, "fc_proj.weight", &S::channels, &S::hidden, Init::normal_residual, R::matrix},
-        {&B::fc_proj, &W::bias, "fc_proj.bias", &S::channels, &S::one, Init::zero, R::vector, &S::has_mlp_bias},
-        {&G::head, &W::weight, "head.weight", &S::padded_vocab, &S::channels, Init::normal, R::head, &S::has_head},
+        {&B::fc, &W::bias, "fc.bias", &S::fc_channels, &S::one, Init::zero, R::vector, P::rows, &S::has_mlp_bias,
+         &S::fc_rows},
+        {&B::fc_proj, &W::weight, "fc_proj.weight", &S::channels, &S::hidden, Init::normal_residual, R::matrix,
+         P::columns},
+        {&B::fc_proj, &W::bias, "fc_proj.bias", &S::channels, &S::one, Init::zero, R::vector, P::whole,
+         &S::has_mlp_bias},
+        {&G::head, &W::weight, "head.weight", &S::padded_vocab, &S::channels, Init::normal, R::head, P::rows,
+         &S::has_head},
     };
     return table;
 }
@@ -96,14 +107,17 @@ int layers_of_bucket(const GptShape& shape, size_t bucket_elements) {
 
 }  // namespace
 
-TensorLayout lay_out_tensors(const GptShape& shape, int ranks, size_t bucket_elements) {
+TensorLayout lay_out_tensors(const GptShape& shape, int ranks, size_t bucket_elements,
+                             const TensorParallel& tensor_parallel) {
     TensorLayout layout;
-    layout.shape = shape;
+    layout.shape = shape.part(tensor_parallel.size);
+    layout.whole = shape;
+    layout.tensor_parallel = tensor_parallel;
     layout.ranks = ranks;
     begin_bucket(layout, -1, 0);
     append_group(layout, Group::outer);
     end_bucket(layout);
-    const int most = layers_of_bucket(shape, bucket_elements);
+    const int most = layers_of_bucket(layout.shape, bucket_elements);
     for (int layer = 0; layer < shape.n_layer; layer++) {
         if (layer % most == 0) begin_bucket(layout, layer, std::min(most, shape.n_layer - layer));
         append_group(layout, Group::block, layer);
@@ -149,9 +163,27 @@ size_t without_vocabulary_padding(const TensorLayout& layout) {
     return layout.parameters - (layout.shape.has_head() ? 2 : 1) * padding;
 }
 
-std::vector<size_t> logical_shape(const Tensor& tensor) {
-    if (tensor_table()[size_t(tensor.row)].cols == &GptShape::one) return {size_t(tensor.rows)};
-    return {size_t(tensor.rows), size_t(tensor.cols)};
+std::vector<size_t> logical_shape(const TensorLayout& layout, const Tensor& tensor) {
+    const TensorRow& row = tensor_table()[size_t(tensor.row)];
+    const auto rows = size_t((layout.whole.*row.rows)()), cols = size_t((layout.whole.*row.cols)());
+    if (row.cols == &GptShape::one) return {rows};
+    return {rows, cols};
+}
+
+std::vector<Box> boxes_of(const TensorLayout& layout, const Tensor& tensor) {
+    const TensorRow& row = tensor_table()[size_t(tensor.row)];
+    const auto rank = size_t(layout.tensor_parallel.rank);
+    const auto rows = size_t(tensor.rows), cols = size_t(tensor.cols);
+    if (layout.tensor_parallel.size == 1 || !row.is_divided()) return {};
+    if (row.division == Division::columns) return {{.row = 0, .rows = rows, .col = rank * cols, .cols = cols}};
+    std::vector<Box> boxes;
+    size_t first = 0;  // of a stacked matrix in the whole tensor
+    for (const int stacked : row.stacked_rows ? (layout.shape.*row.stacked_rows)() : std::vector<int>{tensor.rows}) {
+        const auto count = size_t(stacked);
+        boxes.push_back({.row = first + rank * count, .rows = count, .col = 0, .cols = cols});
+        first += size_t(layout.tensor_parallel.size) * count;
+    }
+    return boxes;
 }
 
 std::vector<ops::Chunk> chunk_grid(const TensorLayout& layout) {
@@ -164,12 +196,29 @@ std::vector<ops::Chunk> chunk_grid(const TensorLayout& layout) {
             chunks.push_back({.begin = begin,
                               .count = int(next - begin),
                               .tensor = int(i),
-                              .index = int(chunks.size()),
+                              .index = int(chunks.size()) * layout.tensor_parallel.size + layout.tensor_parallel.rank,
                               .group = 0,
                               .state_begin = 0,
                               .first = uint32_t(begin - tensor.begin)});
         }
     }
+    return chunks;
+}
+
+std::vector<ops::Chunk> with_other_parts(const TensorLayout& layout, const std::vector<ops::Chunk>& grid) {
+    std::vector<ops::Chunk> chunks;
+    for (ops::Chunk chunk : grid) {
+        chunk.index -= layout.tensor_parallel.rank;
+        for (int rank = 0; rank < layout.tensor_parallel.size; rank++, chunk.index++) chunks.push_back(chunk);
+    }
+    return chunks;
+}
+
+std::vector<ops::Chunk> counted_once(const TensorLayout& layout, std::vector<ops::Chunk> chunks) {
+    std::erase_if(chunks, [&](const ops::Chunk& chunk) {
+        const Tensor& tensor = layout.tensors[size_t(chunk.tensor)];
+        return layout.tensor_parallel.rank > 0 && !tensor_table()[size_t(tensor.row)].is_divided();
+    });
     return chunks;
 }
 

@@ -5,6 +5,7 @@
 #include <variant>
 
 #include "kernels/ops.h"
+#include "model/options.h"
 #include "model/shape.h"  // IWYU pragma: export
 
 // One tensor as the passes use it: its values in the compute type and their gradient.
@@ -36,6 +37,10 @@ struct GptWeights {
 // not grow with depth (Radford et al., "Language Models are Unsupervised Multitask Learners", section 2.3).
 enum class Init { zero, one, normal, normal_residual };
 
+// How the ranks of a TensorParallel divide a tensor. With `whole` each rank has the tensor and its whole gradient, with
+// `summed` the tensor and a term of its gradient.
+enum class Division { whole, summed, rows, columns };
+
 struct TensorRow {
     std::variant<LayerWeights GptWeights::*, LayerWeights BlockWeights::*> layer;  // second: one per block
     Parameter LayerWeights::*member;
@@ -44,10 +49,13 @@ struct TensorRow {
     int (GptShape::*cols)() const;  // GptShape::one for vectors
     Init init;
     TensorRole role;
+    Division division;
     bool (GptShape::*is_present)() const = &GptShape::always;
-    std::vector<int> (GptShape::*stacked_rows)() const = nullptr;  // null: the tensor is one matrix
+    // The rows of the matrices that the tensor stacks. Each is divided. Null: the tensor is one matrix or vector.
+    std::vector<int> (GptShape::*stacked_rows)() const = nullptr;
 
     bool per_layer() const { return layer.index() == 1; }
+    bool is_divided() const { return division == Division::rows || division == Division::columns; }
 };
 
 const std::vector<TensorRow>& tensor_table();
@@ -57,7 +65,7 @@ struct Tensor {
     std::string name;  // "wte", "h.3.qkv.weight"
     int row;           // in tensor_table()
     int layer;         // -1 if not per layer
-    int rows, cols;    // as stored; (rows) if cols is 1 and the row's cols are GptShape::one
+    int rows, cols;    // on this rank; (rows) if cols is 1 and the row's cols are GptShape::one
     size_t begin;      // first element in the flat arrays, a multiple of kTensorAlignment
     size_t count;      // rows * cols
     int bucket;        // in TensorLayout::buckets
@@ -80,21 +88,28 @@ inline size_t round_up(size_t count, size_t unit) { return (count + unit - 1) / 
 // Every tensor of a model in the order of the flat arrays: first the tensors outside the blocks, then layer by layer,
 // then an untied head. Tensors whose gradients are complete at the same time are adjacent.
 struct TensorLayout {
-    GptShape shape;
-    int ranks = 1;
+    GptShape shape;  // this rank's part of `whole`
+    GptShape whole;
+    TensorParallel tensor_parallel;
+    int ranks = 1;  // that divide the flat arrays
     std::vector<Tensor> tensors;
     std::vector<Bucket> buckets;  // tensors outside the blocks first, the head last
     size_t elements = 0;          // length of a flat array, gaps and padding included
     size_t shard_elements = 0;    // length of a rank's flat array of shards
-    size_t parameters = 0;        // without gaps, including the vocabulary's padding
+    size_t parameters = 0;        // of this rank, without gaps, including the vocabulary's padding
 
     const Bucket& bucket_of(const Tensor& tensor) const { return buckets[size_t(tensor.bucket)]; }
     int bucket_of_layer(int layer) const { return 1 + layer / buckets[1].n_layers; }
     // A tied head is in the embedding's bucket.
     int bucket_of_head() const { return shape.tie_embeddings ? 0 : int(buckets.size()) - 1; }
 };
-// Successive blocks share a bucket of at most `bucket_elements`; a larger block has its own bucket.
-TensorLayout lay_out_tensors(const GptShape& shape, int ranks = 1, size_t bucket_elements = 0);
+// Successive blocks share a bucket of at most `bucket_elements`; a larger block has its own bucket. shape: the whole
+// model's.
+TensorLayout lay_out_tensors(const GptShape& shape, int ranks = 1, size_t bucket_elements = 0,
+                             const TensorParallel& tensor_parallel = {});
+
+// Returns the parts of the whole tensor that this rank stores, in the order of its elements; empty if it is whole.
+std::vector<Box> boxes_of(const TensorLayout& layout, const Tensor& tensor);
 
 // A rank's part of a tensor: `count` elements from `first`, stored from `shard_begin` in its shards.
 struct TensorPart {
@@ -109,13 +124,20 @@ NamedTensor without_padding(NamedTensor tensor, const GptShape& shape);
 // Returns the number of parameters without the vocabulary's padding.
 size_t without_vocabulary_padding(const TensorLayout& layout);
 
-// Returns the shape: (rows) for vectors, (rows, cols) for matrices.
-std::vector<size_t> logical_shape(const Tensor& tensor);
+// Returns the shape of the whole tensor: (rows) for vectors, (rows, cols) for matrices.
+std::vector<size_t> logical_shape(const TensorLayout& layout, const Tensor& tensor);
 
 // Returns the grid of chunks in flat arrays for norms and the optimizer, without groups; see ops::Chunk. A chunk ends
 // with its tensor and at every multiple of kChunkElements from the start of its bucket, where pieces of ranks may end.
-// So the grid is the same for any number of ranks, and each chunk has one owner.
+// So the grid is the same for any number of ranks, and each chunk has one owner. With tensor parallelism each rank has
+// the same grid for its parts, and a chunk's index is its number * ranks + rank.
 std::vector<ops::Chunk> chunk_grid(const TensorLayout& layout);
+
+// Returns the chunks of all ranks of a TensorParallel, in the order of their index, given one rank's grid.
+std::vector<ops::Chunk> with_other_parts(const TensorLayout& layout, const std::vector<ops::Chunk>& grid);
+
+// Removes the chunks that another rank of a TensorParallel counts: rank 0 counts tensors that are not divided.
+std::vector<ops::Chunk> counted_once(const TensorLayout& layout, std::vector<ops::Chunk> chunks);
 
 // Returns the number of chunks in the grid, or of those that a rank owns, without creating them.
 size_t chunk_count(const TensorLayout& layout);

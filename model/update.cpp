@@ -55,7 +55,7 @@ struct TensorSpan {
 std::vector<std::vector<TensorSpan>> tensor_layers(const TensorLayout& layout) {
     std::vector<std::vector<TensorSpan>> layers(layout.tensors.size());
     for (const Matrix& matrix : lay_out_matrices(layout))
-        layers[size_t(matrix.tensor)].push_back({matrix.first, matrix.first + matrix.count()});
+        layers[size_t(matrix.tensor)].push_back({matrix.first, matrix.first + part_elements(layout, matrix)});
     for (size_t i = 0; i < layers.size(); i++)
         if (layers[i].empty()) layers[i].push_back({0, layout.tensors[i].count});
     return layers;
@@ -100,11 +100,12 @@ ops::ElementwiseUpdate elementwise_update(const GptState& s, const RuleState& ru
     return op;
 }
 
-// Computes TrustState::ratios from this rank's TrustState::sums. Without shards each rank has all sums.
+// Computes TrustState::ratios from this rank's TrustState::sums. Without shards each rank has all sums of its part.
 void find_trust_ratios(GptState& s, const RuleState& rule) {
     const TrustState& trust = s.trust;
     s.update_time.stop(s.stream);
-    if (s.options.is_sharded()) wait(all_reduce_sum(trust.sums, 2 * trust.n_sums, s.comm, s.stream), s.comm, s.stream);
+    const Comm& comm = s.options.is_sharded() ? s.world : s.group.comm;
+    if (comm.size > 1) wait(all_reduce_sum(trust.sums, 2 * trust.n_sums, comm, s.stream), comm, s.stream);
     s.update_time.start(s.stream);
     run(s.stream, ops::trust_ratios,
         {.rule = rule.rule,
@@ -313,7 +314,10 @@ void update(GptState& s) {
     run(s.stream, ops::squared_sums, {.out = s.sums, .values = s.own_grad, .chunks = s.own_chunks, .n_chunks = n_own},
         note_of(s.host_own_chunks.data(), n_own, s));
     s.update_time.stop(s.stream);
-    wait(all_reduce_sum(s.sums, sums.count(), s.comm, s.stream), s.comm, s.stream);
+    if (s.group.comm.rank > 0)  // every rank of the group has the losses; rank 0 counts them
+        ops::fill({.out = reinterpret_cast<float*>(s.sums + sums.loss(0, 0)), .count = 2 * sums.losses, .value = 0},
+                  s.stream);
+    wait(all_reduce_sum(s.sums, sums.count(), s.world, s.stream), s.world, s.stream);
     s.update_time.start(s.stream);
     run(s.stream, ops::grad_norm_finish,
         {.out = s.grad_norm,

@@ -86,13 +86,15 @@ std::string resume_advice(const TrainingRun& run) {
     return "";
 }
 
-// A digest of this rank's copy of the tensors that must be identical on all ranks.
-std::string digest_of_replicas(TrainingRun& run) {
+// A digest of this rank's copy of the tensors that must be identical on all ranks with its part of the model, or with
+// `undivided` of those that all ranks have.
+std::string digest_of_replicas(TrainingRun& run, bool undivided) {
     constexpr size_t kPartBytes = size_t(4) << 20;
     std::vector<std::byte> part(kPartBytes);
     Digest digest;
-    drain(run.comm);
+    for (const Comm& comm : run.grid_comm.distinct()) drain(comm);
     for (const NamedTensor& tensor : run.gpt.replicated_tensors()) {
+        if (undivided && !tensor.boxes.empty()) continue;
         const auto* values = static_cast<const std::byte*>(tensor.values.data);
         const size_t bytes = tensor.count * size_of(tensor.values.dtype);
         for (size_t done = 0; done < bytes; done += kPartBytes) {
@@ -145,26 +147,39 @@ std::exception_ptr divergence_error(const TrainingRun& run, const Divergence& di
     return std::make_exception_ptr(Error(Exit::non_finite, divergence.sentence + advice));
 }
 
+// Compares replicas, whose digests are given by rank. Returns a sentence about the ranks that differ; empty if none
+// does.
+static std::string replicas_problem(const std::map<int, std::string>& digests) {
+    std::map<std::string, int> counts;
+    for (const auto& [rank, digest] : digests) counts[digest]++;
+    if (counts.size() <= 1) return "";
+    const auto most = std::ranges::max_element(counts, {}, [](const auto& count) { return count.second; });
+    const bool is_majority = 2 * size_t(most->second) > digests.size();
+    std::string named;
+    int count = 0;
+    for (const auto& [rank, digest] : digests)
+        if (!is_majority || digest != most->first) named += (count++ == 0 ? " " : ", ") + std::to_string(rank);
+    return format("the weights of %s%s differ from %s", count == 1 ? "rank" : "ranks", named.c_str(),
+                  is_majority ? "those of the other ranks" : "each other");
+}
+
 std::exception_ptr check_replicas_if_due(TrainingRun& run) {
     const int every_steps = run.config.train.check_replicas_every;
     if (run.comm.size == 1 || every_steps == 0 || run.state.step % every_steps != 0) return nullptr;
     if (run.gpt.replicated_tensors().empty()) return nullptr;
-    const std::vector<std::string> digests = run.control.all_gather(digest_of_replicas(run), "the replicas' digests");
-    std::map<std::string, std::vector<int>> ranks;  // by digest
-    for (int rank = 0; rank < run.comm.size; rank++) ranks[digests[size_t(rank)]].push_back(rank);
-    if (ranks.size() == 1) return nullptr;
-    const auto size_of_group = [](const auto& group) { return group.second.size(); };
-    const auto most = std::ranges::max_element(ranks, {}, size_of_group);
-    const bool is_majority = 2 * most->second.size() > size_t(run.comm.size);
-    std::string named;
-    int count = 0;
-    for (int rank = 0; rank < run.comm.size; rank++)
-        if (!is_majority || digests[size_t(rank)] != most->first)
-            named += (count++ == 0 ? " " : ", ") + std::to_string(rank);
-    const std::string sentence = format(
-        "step %d: the weights of %s%s differ from %s: likely silent data corruption by faulty hardware; "
-        "--resume-step can continue from an earlier checkpoint, which may be valid",
-        run.state.step, count == 1 ? "rank" : "ranks", named.c_str(),
-        is_majority ? "those of the other ranks" : "each other");
-    return std::make_exception_ptr(Error(Exit::corruption, sentence));
+    const std::string own = digest_of_replicas(run, false), undivided = digest_of_replicas(run, true);
+    const std::vector<std::string> digests = run.control.all_gather(own + undivided, "the replicas' digests");
+    std::vector<std::map<int, std::string>> compared(size_t(run.grid.tensor) + 1);  // parts; then what all ranks have
+    for (int rank = 0; rank < run.comm.size; rank++) {
+        const std::string& digest = digests[size_t(rank)];
+        compared[size_t(run.grid.place_of(rank).tensor)][rank] = digest.substr(0, own.size());
+        compared.back()[rank] = digest.substr(own.size());
+    }
+    for (const std::map<int, std::string>& replicas : compared)
+        if (const std::string problem = replicas_problem(replicas); !problem.empty())
+            return std::make_exception_ptr(Error(
+                Exit::corruption, format("step %d: %s: likely silent data corruption by faulty hardware; "
+                                         "--resume-step can continue from an earlier checkpoint, which may be valid",
+                                         run.state.step, problem.c_str())));
+    return nullptr;
 }

@@ -105,7 +105,7 @@ void Profiler::end_step(const TrainRecord& record, bool is_last) {
     if (!run_.trace) return;
     records_.push_back(record);
     if (record.step < steps_.last && !is_last) return;
-    drain(run_.comm);
+    for (const Comm& comm : run_.grid_comm.distinct()) drain(comm);
     run_.trace = nullptr;
     run_.gpt.trace(nullptr, 0);
     steps_ = {steps_.first, record.step};
@@ -135,7 +135,7 @@ void Profiler::write_file(const std::vector<Span>& spans) const {
                                            {"last_step", steps_.last},
                                            {"rank", rank},
                                            {"ranks", run_.comm.size},
-                                           {"micro_steps", micro_steps(config, run_.comm.size, step)},
+                                           {"micro_steps", micro_steps(config, run_.grid.data, step)},
                                            {"tokens_per_step", batch_tokens(config, step)},
                                            {"model_flops_per_token", token_flops},
                                            {"roofline_flops_per_s", rates_.flops_per_s},

@@ -8,8 +8,8 @@
 
 namespace {
 
-Gpt initial_model(const Config& config, const Comm& comm, const std::optional<Checkpoint>& checkpoint) {
-    Gpt gpt(gpt_options(config, comm.rank, comm.size), comm);
+Gpt initial_model(const Config& config, const Ranks& ranks, const std::optional<Checkpoint>& checkpoint) {
+    Gpt gpt(gpt_options(config, ranks.grid(), ranks.comm().rank), ranks.grid_comm());
     if (checkpoint)
         checkpoint->load(gpt.state_tensors(), OtherTensors::refuse);
     else if (!config.model.init_from.empty())
@@ -32,12 +32,15 @@ TrainingRun::TrainingRun(const Config& c, Ranks& ranks, Dataset data, std::vecto
       questions(std::move(asked)),
       state(start.state),
       comm(ranks.comm()),
+      grid_comm(ranks.grid_comm()),
+      grid(ranks.grid()),
       control(ranks.control()),
-      train_loader(dataset.train, loader_options(c, comm, SampleOrder::shuffled), state.progress.cursor,
+      train_loader(dataset.train, loader_options(c, grid, comm.rank, SampleOrder::shuffled), state.progress.cursor,
                    state.step + 1),
-      val_loader(dataset.val ? std::make_unique<Loader>(*dataset.val, loader_options(c, comm, SampleOrder::once))
-                             : nullptr),
-      gpt(initial_model(c, comm, start.checkpoint)),
+      val_loader(dataset.val
+                     ? std::make_unique<Loader>(*dataset.val, loader_options(c, grid, comm.rank, SampleOrder::once))
+                     : nullptr),
+      gpt(initial_model(c, ranks, start.checkpoint)),
       log(comm.rank == 0 ? run_log(c, state, lock) : nullptr),
       progress(shown_progress),
       peak_flops_per_s(comm.size * ::peak_flops_per_s(device_info().name, c.train.precision, c.device.tf32)),

@@ -25,7 +25,9 @@ struct TrainingRun {
     Dataset dataset;
     std::vector<QuestionSet> questions;  // eval.questions
     TrainState state;                    // after the last completed step
-    Comm comm;
+    Comm comm;                           // all ranks
+    GridComm grid_comm;
+    Grid grid;
     ControlChannel& control;
     Loader train_loader;
     std::unique_ptr<Loader> val_loader;  // null: no data.val

@@ -54,7 +54,8 @@ void print_description(TrainingRun& run) {
     run.progress.print(
         format("model    %d layers, %d heads, %d channels, vocabulary %d: %.2f M parameters, %s, %.1f MiB",
                c.model.n_layer, c.model.n_head, c.model.n_embd, c.model.vocab_size,
-               double(run.gpt.layout().parameters) * 1e-6, name_of(c.train.precision), double(bytes) / 0x1p20));
+               double(lay_out_tensors(run.gpt.options().shape).parameters) * 1e-6, name_of(c.train.precision),
+               double(bytes) / 0x1p20));
     run.progress.print("update   " + rules_text(run.gpt.options()));
     run.progress.print(format("data     %s: %zu tokens, %zu windows of %d", run.dataset.train.description().c_str(),
                               run.dataset.train.token_count(), run.train_loader.windows(), c.train.seq_len));
@@ -86,7 +87,7 @@ void add_start(const TrainingRun& run, const char* revision) {
                       {"device", device.name},
                       {"ranks", run.comm.size},
                       {"threads", device.threads},
-                      {"parameters", run.gpt.layout().parameters},
+                      {"parameters", lay_out_tensors(run.gpt.options().shape).parameters},
                       {"flops_per_token", flops_of_token(run.gpt.options(), run.config.train.seq_len)},
                       {"memory_bytes", memory}});
     write_file_atomically(path, Json{{"starts", starts}}.dump(1, ' ', false, Json::error_handler_t::replace) + "\n");
@@ -95,7 +96,7 @@ void add_start(const TrainingRun& run, const char* revision) {
 void write_descriptions(const TrainingRun& run, const char* revision) {
     const std::string& dir = run.config.run.dir;
     GptOptions alone = run.gpt.options();
-    alone.rank = 0, alone.ranks = 1;
+    alone.rank = 0, alone.ranks = 1, alone.tensor_parallel = {};
     check_space(dir, saved_bytes(alone));
     write_file_atomically(dir + "/config.json", config_json(run.config));
     write_file_atomically(dir + "/revision.txt", std::string(revision) + "\n");

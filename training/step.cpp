@@ -104,7 +104,7 @@ StepVotes votes_of(TrainingRun& run, StepTimer& timer) {
 StepEnd finish_step(TrainingRun& run, const StepTimer& timer, const GpuReading& gpu, const StepResult& result) {
     const Config& config = run.config;
     if (result.votes[kLost] > 0) end_if(run, std::make_exception_ptr(moved_away(config.run.dir)));
-    const CommTotals comm = comm_totals(run.comm) - timer.comm_before;
+    const CommTotals comm = comm_totals(run.grid_comm) - timer.comm_before;
     const int step = run.state.step + 1;
     const double tokens = double(batch_tokens(config, step)), step_ms = now_ms() - timer.start_ms;
     const double tokens_per_s = tokens / step_ms * 1000.0;

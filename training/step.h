@@ -19,7 +19,7 @@ struct StepTimer {
     Trace* trace;
     CommTotals comm_before;
 
-    explicit StepTimer(const TrainingRun& run) : trace(run.trace), comm_before(comm_totals(run.comm)) {}
+    explicit StepTimer(const TrainingRun& run) : trace(run.trace), comm_before(comm_totals(run.grid_comm)) {}
     Batch next_batch(Loader& loader);
     std::exception_ptr wait_for_step(Loader& loader);  // see Loader
 };

@@ -83,7 +83,8 @@ ControlSettings control_settings(const Config& config) {
 }
 
 Ranks::Ranks(const RankEnvironment& environment, const Config& config, const std::string& revision)
-    : reports_(start_reports(environment, activity_, ControlSettings().heartbeat_s)) {
+    : reports_(start_reports(environment, activity_, ControlSettings().heartbeat_s)),
+      grid_(grid_of(config, environment.size)) {
     if (environment.size > 1 && !environment.has_pmi && !comm_launcher().empty())
         fail(Exit::config,
              "srun started rank %d without PMI, but %s needs PMI to connect the ranks; use "
@@ -97,7 +98,8 @@ Ranks::Ranks(const RankEnvironment& environment, const Config& config, const std
         .deadline_s = kCollectiveTimeout_s,
         .gather = [this](const std::string& mine) { return control_->all_gather(mine, "the ranks of a communicator"); },
         .note = [this](uint64_t number, const char* name) { activity_->note_collective(number, name); }};
-    const ControlSettings timeouts = control_settings(config);
+    ControlSettings timeouts = control_settings(config);
+    timeouts.grid = grid_;
     RankEnvironment place = environment;
     place.token_file = token_file(config.run.dir, environment.run_id);
     const auto open = [&] { comm_ = open_comm(settings); };
@@ -111,6 +113,7 @@ Ranks::Ranks(const RankEnvironment& environment, const Config& config, const std
     if (comm_needs_gather()) report_errors_of(open);
     control_->require_same(revision, "the program's revision");
     control_->require_same(config_digest(config), "the configuration's digest");
+    report_errors_of([&] { grid_comm_ = GridComm(comm_, grid_); });
 }
 
 Exit Ranks::run(const std::function<Exit()>& body) {

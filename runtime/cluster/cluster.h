@@ -23,6 +23,8 @@ public:
     Ranks(const RankEnvironment& environment, const Config& config, const std::string& revision);
 
     const Comm& comm() const { return comm_; }
+    const Grid& grid() const { return grid_; }
+    const GridComm& grid_comm() const { return grid_comm_; }
     ControlChannel& control() { return *control_; }
 
     // Runs `body` and returns its result once all ranks have finished theirs. If it throws, reports the error to the
@@ -36,6 +38,8 @@ private:
     const std::jthread reports_;
     Comm comm_;
     std::unique_ptr<ControlChannel> control_;
+    const Grid grid_;
+    GridComm grid_comm_ = comm_single();
 };
 
 // Runs `part` on rank 0 only. A collective. If `part` throws, this call fails on all ranks with the same exit code:

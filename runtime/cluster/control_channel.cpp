@@ -29,6 +29,7 @@ ControlChannel::ControlChannel(const RankEnvironment& environment, const Control
     if (!wake_) fail(Exit::os, "cannot create an eventfd: %s", std::strerror(errno));
     last_round_ = last_heartbeat_ = Clock::now();
     for (Peer& peer : peers) {
+        peer.member.place = settings.grid.text_of(peer.member.rank);
         ranks_.push_back({peer.member, {}, last_round_, last_round_});
         connections_.push_back(std::move(peer.connection));
         connections_.back().set_limit(size_t(environment.size) * (kTextLimit + 8) + 8192);

@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "kernels/base/check.h"
+#include "kernels/base/grid.h"
 #include "runtime/cluster/rendezvous.h"
 #include "runtime/cluster/socket.h"
 #include "runtime/cluster/wire_format.h"
@@ -23,6 +24,7 @@ struct ControlSettings {
     double step_s = 120;     // also in an evaluation
     double save_s = 900;
     double collective_timeout_s = 300;  // from the first to the last rank's call of all_gather() or require_same()
+    Grid grid = {};                     // of all ranks, for messages
 };
 
 struct RankStatus {

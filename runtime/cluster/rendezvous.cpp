@@ -339,9 +339,11 @@ bool is_same_secret(std::string_view a, std::string_view b) {
     return a.size() == b.size() && ::sodium_memcmp(a.data(), b.data(), a.size()) == 0;
 }
 
-std::string Member::text() const { return format("rank %d on %s (pid %lld)", rank, host.c_str(), (long long)pid); }
+std::string Member::text() const {
+    return format("rank %d%s on %s (pid %lld)", rank, place.c_str(), host.c_str(), (long long)pid);
+}
 
-Member this_member(int rank) { return {rank, host_name(), ::getpid()}; }
+Member this_member(int rank) { return {rank, host_name(), ::getpid(), {}}; }
 
 std::string text_of_ranks(const std::vector<int>& ascending) {
     std::string text;

@@ -15,7 +15,8 @@ struct Member {
     int rank = 0;
     std::string host;
     int64_t pid = 0;
-    std::string text() const;  // "rank 3 on node7 (pid 4242)"
+    std::string place = {};    // Grid::text_of()
+    std::string text() const;  // "rank 3 on node7 (pid 4242)", "rank 3 (data 1, tensor 1) on node7 (pid 4242)"
 };
 
 // Describes this process as this rank.

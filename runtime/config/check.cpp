@@ -156,6 +156,11 @@ void check_config(const Config& c, const std::string& origin, int world) {
     check_parts(c, check);
     check_optimizer(c, check);
     check_end(c, check);
-    check_ramps(c, world, check);
+    const Grid grid = grid_of(c, world);
+    check.that(grid.size() == world,
+               format("the number of ranks (%d) must be a multiple of parallel.tensor (%d)", world, c.parallel.tensor));
+    check.that(c.parallel.tensor == 1 || c.log.noise_scale_every_steps == 0,
+               format("log.noise_scale_every_steps does not support parallel.tensor (%d)", c.parallel.tensor));
+    check_ramps(c, grid.data, check);
     if (!check.problems.empty()) fail(Exit::config, "%s: %s", origin, joined(check.problems));
 }

@@ -158,7 +158,7 @@ Config load_config(const std::string& path, const std::vector<std::string>& over
         fail(Exit::no_input, "%s is a directory: use %s/config.json, with --resume to continue a run", path, path);
     Config config = parse_config(read_file(path, kMaxFile), path, first);
     for (const std::string& assignment : others) override_config(config, assignment);
-    fill_in_defaults(config, world);
+    fill_in_defaults(config, grid_of(config, world).data);
     check_config(config, path, world);
     return config;
 }
@@ -269,6 +269,10 @@ int64_t tokens_of_steps(const Config& config, int steps) {
 std::string batch_text(const Config& config) {
     const int64_t first = batch_tokens(config, 1), last = config.train.total_batch_tokens;
     return (first == last ? "" : format("%ld to ", first)) + std::to_string(last);
+}
+
+Grid grid_of(const Config& config, int world) {
+    return {.data = std::max(1, world / config.parallel.tensor), .tensor = config.parallel.tensor};
 }
 
 int micro_steps(const Config& config, int world, int step) {

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "kernels/base/choices.h"  // IWYU pragma: export
+#include "kernels/base/grid.h"     // IWYU pragma: export
 #include "kernels/numeric.h"
 #include "model/optimizers.h"  // IWYU pragma: export
 #include "model/shape.h"       // IWYU pragma: export
@@ -131,6 +132,7 @@ struct Config {
         int zero_stage = 0;
         bool deterministic_reduce = false;
         int bucket_mb = 32;
+        int tensor = 1;
         double start_timeout_s = 300;
         double silence_s = 60;
         double step_timeout_s = 120;
@@ -226,7 +228,11 @@ int64_t tokens_of_steps(const Config& config, int steps);
 // Tokens per step, as text: "524288", or with a ramp "65536 to 524288".
 std::string batch_text(const Config& config);
 
-// Micro-steps of a step (from 1) on each of `world` ranks. The division is exact after check_config().
+// The grid of `world` ranks. The division is exact after check_config().
+Grid grid_of(const Config& config, int world);
+
+// Micro-steps of a step (from 1) on each of `world` ranks that divide the batch: Grid::data. The division is exact
+// after check_config().
 int micro_steps(const Config& config, int world, int step);
 // The most micro-steps of any step.
 int max_micro_steps(const Config& config, int world);

@@ -288,6 +288,10 @@ std::vector<Option> surrounding_options(Config& c) {
          kNone},
         {"parallel.deterministic_reduce", &c.parallel.deterministic_reduce, kAnything,
          "sum gradients in a fixed order: the same result for any power-of-two number of ranks and micro-steps"},
+        {"parallel.tensor", &c.parallel.tensor, between(1, 1 << 10),
+         "ranks that divide each layer and the vocabulary: tensor and sequence parallelism. Powers of two that divide "
+         "the head counts and the MLP's hidden dimension",
+         kNone},
         {"parallel.bucket_mb", &c.parallel.bucket_mb, between(0, 1 << 20),
          "size of a gradient bucket in MiB, reduced in one collective; 0: one bucket per block"},
         {"parallel.start_timeout_s", &c.parallel.start_timeout_s, between(0.1, 1e6),

@@ -51,6 +51,35 @@ TEST_CASE("every matrix has an owner, and no rank has much more work than anothe
     }
 }
 
+TEST_CASE("ranks that divide the layers have parts of the same matrices", "[model]") {
+    GptShape shape{2, 8, 4, 64, 32, 100};  // 4 key/value heads
+    shape.gated_mlp = true;
+    const std::vector<Matrix> whole = lay_out_matrices(lay_out_tensors(shape, 6));
+    for (const int size : {2, 4})
+        for (int rank = 0; rank < size; rank++) {
+            const TensorLayout layout = lay_out_tensors(shape, 3, 0, {rank, size});
+            const std::vector<Matrix> matrices = lay_out_matrices(layout);
+            REQUIRE(matrices.size() == whole.size());
+            std::map<int, size_t> next;  // by tensor: the first element after the matrices so far
+            std::vector<double> load(size_t(3 * size), 0.0);
+            double largest = 0;
+            for (size_t i = 0; i < whole.size(); i++) {
+                INFO(size << " " << whole[i].name);
+                CHECK(matrices[i].name == whole[i].name);
+                CHECK(matrices[i].rows == whole[i].rows);
+                CHECK(matrices[i].cols == whole[i].cols);
+                if (size == 2) CHECK(matrices[i].owner == whole[i].owner);  // 6 ranks, as in `whole`
+                CHECK(part_elements(layout, matrices[i]) * size_t(size) == matrices[i].count());
+                CHECK(matrices[i].first == next[matrices[i].tensor]);
+                next[matrices[i].tensor] += part_elements(layout, matrices[i]);
+                load.at(size_t(matrices[i].owner)) += work_of(matrices[i]);
+                largest = std::max(largest, work_of(matrices[i]));
+            }
+            for (const auto& [tensor, end] : next) CHECK(end == layout.tensors[size_t(tensor)].count);
+            CHECK(std::ranges::max(load) - std::ranges::min(load) <= largest);
+        }
+}
+
 namespace {
 
 GptOptions muon_options(Dtype precision) {

@@ -34,7 +34,7 @@ TEST_CASE("weight decay applies to matrices, embeddings and the head, and not to
     for (size_t i = 0; i < layout.tensors.size(); i++) {
         const double decay = update.groups[size_t(update.tensors[i].group)].weight_decay;
         INFO(layout.tensors[i].name);
-        CHECK(decay == (logical_shape(layout.tensors[i]).size() == 2 ? options.optimizer.weight_decay : 0));
+        CHECK(decay == (logical_shape(layout, layout.tensors[i]).size() == 2 ? options.optimizer.weight_decay : 0));
     }
 }
 
@@ -58,7 +58,7 @@ TEST_CASE("groups change the learning rate and the decay of their tensors; a lat
         CHECK(group.schedule == (found->first == "h.1.fc.weight" ? 1 : -1));
         const ops::UpdateScalars scalars = update_scalars(options.optimizer, group, 0.5, 1);
         CHECK(scalars.learning_rate == float(0.5 * group.lr_scale));
-        const bool is_vector = logical_shape(layout.tensors[i]).size() == 1;
+        const bool is_vector = logical_shape(layout, layout.tensors[i]).size() == 1;
         CHECK(scalars.beta1 == 0.9f);
         CHECK(scalars.beta2 == (is_vector ? 0.99f : 0.95f));
         CHECK(scalars.one_minus_beta2 == (is_vector ? float(1 - 0.99) : float(1 - 0.95)));
@@ -276,7 +276,7 @@ TEST_CASE("20 steps of LAMB and LARS follow their papers within 1e-6", "[model]"
             size_t begin = 0;
             for (size_t i = 0; i < gpt.layout().tensors.size(); i++) {
                 const Tensor& tensor = gpt.layout().tensors[i];
-                const bool is_vector = logical_shape(tensor).size() == 1;
+                const bool is_vector = logical_shape(gpt.layout(), tensor).size() == 1;
                 std::vector<std::pair<size_t, size_t>> layers;  // first element and number
                 for (const Matrix& matrix : matrices)
                     if (matrix.tensor == int(i)) layers.push_back({matrix.first, matrix.count()});

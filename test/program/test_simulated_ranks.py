@@ -52,6 +52,18 @@ class SimulatedRanks(TrainerTest):
         for step, (one, two) in enumerate(zip(self.losses("one"), self.losses("two"), strict=True), 1):
             self.assertTrue(abs(one - two) <= tolerance("bf16", step), f"step {step}: {two} instead of {one}")
 
+    def test_ranks_that_divide_the_layers(self):
+        """Tensor parallelism with the library's own sum of FP32, with sums of bf16, and with sharded parameters."""
+        for precision, ranks, stage in (("fp32", 2, 0), ("bf16", 4, 3)):
+            with self.subTest(precision=precision, ranks=ranks):
+                changes = dict(model_n_head=4, train_batch_size=2, train_total_batch_tokens=2 * 20 * 4,
+                               train_precision=precision, model_dropout=0.1)
+                self.train_on(1, f"one_{precision}", **changes)
+                self.train_on(ranks, f"grid_{precision}", parallel_tensor=2, parallel_zero_stage=stage, **changes)
+                losses = zip(self.losses(f"one_{precision}"), self.losses(f"grid_{precision}"), strict=True)
+                for step, (one, grid) in enumerate(losses, 1):
+                    self.assertTrue(abs(one - grid) <= tolerance(precision, step), f"step {step}: {grid} for {one}")
+
     def check_planned(self, action, call, rank, deterministic, codes, **changes):
         """Requires an end in time with one of these codes; returns the output and the called library function."""
         shutil.rmtree(self.dir / "run", ignore_errors=True)

@@ -4,6 +4,7 @@ import ctypes
 import functools
 import hashlib
 import json
+import math
 import os
 import random
 import shutil
@@ -158,18 +159,28 @@ class TrainerTest(unittest.TestCase):
         return [digest(shard) for shard in shards]
 
     def logical_state(self, step, run):
-        """Returns a digest of every tensor, assembled from the shards by the manifest's offsets."""
+        """Returns a digest of every tensor, assembled from the shards by the manifest's offsets and boxes."""
         directory, manifest = self.step_dir(step, run), self.manifest(step, run)
         shards = {shard["name"]: (directory / shard["name"]).read_bytes() for shard in manifest["shards"]}
-        bytes_of = {tensor["name"]: 4 if tensor["dtype"] == "fp32" else 2 for tensor in manifest["tensors"]}
-        tensors = {}
+        tensors = {tensor["name"]: tensor for tensor in manifest["tensors"]}
+        bytes_of = {name: 4 if tensor["dtype"] == "fp32" else 2 for name, tensor in tensors.items()}
+        values = {name: bytearray(b"?" * (bytes_of[name] * math.prod(tensor["shape"])))
+                  for name, tensor in tensors.items()}
         for shard in manifest["shards"]:
             for piece in shard["pieces"]:
-                begin, size = piece["file_offset"], piece["count"] * bytes_of[piece["tensor"]]
-                tensors.setdefault(piece["tensor"], {})[piece["first"]] = shards[shard["name"]][begin:begin + size]
+                name, done = piece["tensor"], 0
+                cols = math.prod(tensors[name]["shape"][1:])
+                box = piece.get("box") or {"row": 0, "rows": (tensors[name]["shape"] or [1])[0], "col": 0, "cols": cols}
+                while done < piece["count"]:  # a row of the box, or the whole piece if rows are adjacent
+                    row, col = divmod(piece["first"] + done, box["cols"])
+                    count = piece["count"] - done if box["cols"] == cols else min(piece["count"] - done,
+                                                                                  box["cols"] - col)
+                    to = ((box["row"] + row) * cols + box["col"] + col) * bytes_of[name]
+                    begin, size = piece["file_offset"] + done * bytes_of[name], count * bytes_of[name]
+                    values[name][to:to + size] = shards[shard["name"]][begin:begin + size]
+                    done += count
         # Digests, because printing a difference of the bytes would take minutes.
-        return {name: hashlib.sha256(b"".join(pieces[first] for first in sorted(pieces))).hexdigest()
-                for name, pieces in tensors.items()}
+        return {name: hashlib.sha256(array).hexdigest() for name, array in values.items()}
 
     def contents(self, path="."):
         """Returns a digest of every file below `path` except the lock, to check that no file changed."""

@@ -15,7 +15,8 @@
 #include "training/models/llmc_files.h"
 #include "training/models/votes.h"
 
-GptOptions gpt_options(const Config& config, int rank, int ranks) {
+GptOptions gpt_options(const Config& config, const Grid& grid, int rank) {
+    const Grid::Place place = grid.place_of(rank);
     GptOptions options{.shape = config.model,
                        .batch = config.train.batch_size,
                        .seq_len = config.train.seq_len,
@@ -29,10 +30,11 @@ GptOptions gpt_options(const Config& config, int rank, int ranks) {
                        .document_mask = config.data.document_mask,
                        .document_token = config.data.document_token,
                        .head_rows = config.train.head_rows,
-                       .micro_steps = max_micro_steps(config, ranks),
+                       .micro_steps = max_micro_steps(config, grid.data),
                        .votes = kVotes,
-                       .rank = rank,
-                       .ranks = ranks,
+                       .rank = place.data,
+                       .ranks = grid.data,
+                       .tensor_parallel = {place.tensor, grid.tensor},
                        .zero_stage = config.parallel.zero_stage,
                        .deterministic_reduce = config.parallel.deterministic_reduce,
                        .bucket_bytes = size_t(config.parallel.bucket_mb) << 20};
@@ -41,6 +43,8 @@ GptOptions gpt_options(const Config& config, int rank, int ranks) {
     if (const std::string unused = unused_group(options); !unused.empty())
         fail(Exit::config, "optim.groups: no tensor of the model is \"%s\"; `train_gpt plan` lists the tensors",
              unused);
+    if (const std::string problem = tensor_parallel_problem(options); !problem.empty())
+        fail(Exit::config, "%s", problem);
     return options;
 }
 
@@ -49,18 +53,18 @@ void set_document_token(Config& config, const std::optional<Tokenizer>& tokenize
         config.data.document_token = tokenizer->eot();
 }
 
-LoaderOptions loader_options(const Config& config, const Comm& comm, SampleOrder order) {
+LoaderOptions loader_options(const Config& config, const Grid& grid, int rank, SampleOrder order) {
     LoaderOptions options{.seq_len = config.train.seq_len,
                           .batch = config.train.batch_size,
                           .seed = config.run.seed,
                           .order = order,
-                          .rank = comm.rank,
-                          .world = comm.size,
+                          .rank = grid.place_of(rank).data,
+                          .world = grid.data,
                           .stride = config.eval.stride,
                           .max_windows = uint64_t(config.eval.batches) * uint64_t(config.train.batch_size)};
     if (order == SampleOrder::once) return options;
-    options.micro_steps = max_micro_steps(config, comm.size);
-    options.micro_steps_of = [config, world = comm.size](int step) { return micro_steps(config, world, step); };
+    options.micro_steps = max_micro_steps(config, grid.data);
+    options.micro_steps_of = [config, world = grid.data](int step) { return micro_steps(config, world, step); };
     return options;
 }
 
@@ -167,6 +171,11 @@ static void load_weights(Gpt& gpt, const Checkpoint& checkpoint) {
 }
 
 void load_initial_weights(Gpt& gpt, const Config::Model& model, const std::string& path) {
+    const int parts = gpt.options().tensor_parallel.size;
+    if (parts > 1 && (!directory_exists(path) || is_huggingface(path)))
+        fail(Exit::config,
+             "model.init_from: parallel.tensor (%d) needs a checkpoint; `train_gpt import` makes one of %s", parts,
+             path);
     if (!directory_exists(path)) {
         check_llmc_parts(model, path);
         LlmcModel(path).load(gpt);

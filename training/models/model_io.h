@@ -11,14 +11,15 @@
 #include "runtime/cluster/cluster.h"
 #include "runtime/config/config.h"  // IWYU pragma: export
 
-// The options of the model that a configuration describes, for rank `rank` of `ranks`.
-GptOptions gpt_options(const Config& config, int rank = 0, int ranks = 1);
+// The options of the model that a configuration describes, for a rank of a grid. Fails with Exit::config if the grid
+// cannot divide the model.
+GptOptions gpt_options(const Config& config, const Grid& grid = {}, int rank = 0);
 
 // Sets data.document_token to the tokenizer's end-of-text token if the document mask needs it and it is not set.
 void set_document_token(Config& config, const std::optional<Tokenizer>& tokenizer);
 
 // The loader options of this rank: for evaluation if the order is `once`, else for training.
-LoaderOptions loader_options(const Config& config, const Comm& comm, SampleOrder order);
+LoaderOptions loader_options(const Config& config, const Grid& grid, int rank, SampleOrder order);
 
 // The parts of data.train.
 std::vector<WeightedGlob> training_data(const Config& config);

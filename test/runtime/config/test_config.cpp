@@ -421,6 +421,7 @@ TEST_CASE("options that do not change a resumed run's result are not in the dige
                                                     "train.check_replicas_every",
                                                     "device.debug_sync",
                                                     "parallel.zero_stage",
+                                                    "parallel.tensor",
                                                     "parallel.start_timeout_s",
                                                     "parallel.silence_s",
                                                     "parallel.step_timeout_s"};

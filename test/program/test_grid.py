@@ -1,0 +1,239 @@
+"""Grids of CPU ranks under mpirun: ranks that divide the layers (tensor parallelism) train as one rank does. `make
+grids` runs more grids, models and steps."""
+import itertools
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import unittest
+
+import test_ranks
+from test_families import SPEEDRUN
+from trainer import TrainerTest, trainers_in
+
+# Heads and key-value heads that 4 and 2 ranks divide, and 257 tokens: one rank has most of the padding. Two micro-steps
+# of 40 rows on two ranks with different samples.
+SHAPE = {"model_n_head": 4, "train_batch_size": 2, "train_seq_len": 20, "train_total_batch_tokens": 2 * 20 * 4,
+         "optim_learning_rate": 1e-3}
+FAMILIES = {
+    "gpt2": {},
+    "llama": dict(model_family="llama", model_n_kv_head=2, model_hidden_size_mlp=72),
+    "qwen3": dict(model_family="qwen3", model_n_kv_head=2, model_head_size=20),
+    "speedrun": SPEEDRUN,
+}
+LONG = "LONG" in os.environ
+# Ranks along `tensor` and `data`, and the ZeRO stage.
+GRIDS = [(2, 1, 0), (4, 1, 0), (2, 2, 2), *([(2, 2, 0), (2, 2, 1), (2, 2, 3), (4, 2, 3)] if LONG else [])]
+
+
+@unittest.skipUnless(shutil.which("mpirun"), "there is no mpirun")
+class Grid(TrainerTest):
+    train_on, check_end = test_ranks.Ranks.train_on, test_ranks.Ranks.check_end
+
+    def train_on_grid(self, grid, *flags, **changes):
+        tensor, data, stage = grid
+        return self.train_on(tensor * data, *flags, stage=stage, parallel_tensor=tensor, **{**SHAPE, **changes})
+
+    def check_losses(self, run, other, limit=1e-6):
+        for name in ("train", "val"):
+            records, expected = self.records(run, kind=name), self.records(other, kind=name)
+            self.assertEqual(len(records), len(expected))
+            for record, one in zip(records, expected):
+                self.assertLessEqual(abs(record["loss"] - one["loss"]), limit * one["loss"], (run, record, one))
+                if name == "train":
+                    self.assertAlmostEqual(record["grad_norm"] / one["grad_norm"], 1, delta=50 * limit, msg=run)
+
+    def test_losses_match_one_rank(self):
+        changes = dict(train_max_steps=30 if LONG else 6, eval_every_steps=3, eval_batches=3, model_dropout=0.1)
+        self.train_on_grid((1, 1, 0), run_dir="one", **changes)
+        for grid in GRIDS:
+            with self.subTest(grid=grid):
+                self.train_on_grid(grid, run_dir="grid{}{}{}".format(*grid), **changes)
+                self.check_losses("grid{}{}{}".format(*grid), "one")
+
+    def test_families_recomputation_and_precision(self):
+        """Grouped queries, QK norm with and without weights, gates, soft caps, z-loss, windows and documents."""
+        levels = ("none", "norm", "gelu", "block")
+        for number, (name, family) in enumerate(FAMILIES.items()):
+            dropout = 0 if name == "speedrun" else 0.1
+            changes = dict(train_max_steps=4, eval_every_steps=4, model_dropout=dropout, **family)
+            # A recomputed layer takes the paths of all levels, and the speedrun's model has the parts of most families.
+            for precision, limit in (("fp32", 1e-6), *([("bf16", 2e-3)] if LONG or name == "speedrun" else [])):
+                one = f"{name}_{precision}"
+                self.train_on_grid((1, 1, 0), run_dir=one, train_precision=precision, **changes)
+                for level in levels if LONG and precision == "fp32" else ("block",):
+                    grid = ((2, 1, 0), (2, 2, 3))[(number + levels.index(level)) % 2]
+                    with self.subTest(name, grid=grid, precision=precision, level=level):
+                        run = f"{one}_{level}"
+                        self.train_on_grid(grid, run_dir=run, train_precision=precision, train_recompute=level,
+                                           **changes)
+                        self.check_losses(run, one, limit)
+
+    def test_initial_weights_have_the_bits_of_one_rank(self):
+        """A rate of almost 0 leaves them as they are, except biases, which are 0 at the beginning."""
+        changes = dict(train_max_steps=1, optim_learning_rate=1e-30, optim_weight_decay=0, checkpoint_every_steps=1)
+        for name, family in FAMILIES.items() if LONG else [("qwen3", FAMILIES["qwen3"])]:
+            masters = []
+            for grid in [(1, 1, 0), (4 if name == "gpt2" else 2, 1, 0), (2, 2, 3)]:
+                run = "{}{}{}{}".format(name, *grid)
+                self.train_on_grid(grid, run_dir=run, **changes, **family)
+                masters.append({key: digest for key, digest in self.logical_state(1, run).items()
+                                if key.startswith("master.") and not key.endswith(".bias")})
+            self.assertEqual(masters[1], masters[0])
+            self.assertEqual(masters[2], masters[0])
+
+    def test_any_grid_continues_the_checkpoint_of_any_other(self):
+        changes = dict(train_max_steps=4, checkpoint_every_steps=2, checkpoint_keep=9)
+        self.train_on_grid((1, 1, 0), run_dir="one", **changes)
+        grids = [(1, 1, 0), (4, 1, 0), (2, 2, 3), *([(2, 2, 1), (1, 4, 2)] if LONG else [])]
+        for grid in grids:
+            self.train_on_grid(grid, run_dir="from{}{}{}".format(*grid), **changes)
+            shutil.rmtree(self.step_dir(4, "from{}{}{}".format(*grid)))
+        for source, target in itertools.permutations(grids, 2):
+            with self.subTest(source=source, target=target):
+                shutil.rmtree(self.dir / "to", ignore_errors=True)
+                shutil.copytree(self.dir / "from{}{}{}".format(*source), self.dir / "to")
+                self.train_on_grid(target, "--resume", run_dir="to", **changes)
+                self.check_losses("to", "one")
+
+    def test_a_grid_repeats_its_bits(self):
+        changes = dict(train_max_steps=4, checkpoint_every_steps=2, checkpoint_keep=9, model_dropout=0.1,
+                       parallel_deterministic_reduce=True, train_precision="bf16", train_check_replicas_every=2)
+        self.train_on_grid((2, 2, 1), run_dir="first", **changes)
+        self.train_on_grid((2, 2, 3), run_dir="second", **changes)
+        self.train_on_grid((2, 1, 0), run_dir="third", **changes)
+        for run in ("second", "third"):
+            self.assertEqual(self.records(run), self.records("first"))
+            self.assertEqual(self.logical_state(4, run), self.logical_state(4, "first"))
+        shutil.rmtree(self.step_dir(4, "first"))
+        self.train_on_grid((2, 2, 0), "--resume", run_dir="first", **changes)
+        self.assertEqual(self.records("first"), self.records("second"))
+        self.assertEqual(self.logical_state(4, "first"), self.logical_state(4, "second"))
+
+    def test_optimizers(self):
+        """LAMB's and LARS's norms of a tensor are sums over its parts."""
+        for optimizer, rate in (("lamb", 1e-2), *([("lion", 1e-3), ("lars", 1)] if LONG else [])):
+            changes = dict(train_max_steps=4, optim_name=optimizer, optim_learning_rate=rate, optim_weight_decay=0.1,
+                           parallel_bucket_mb=0)
+            self.train_on_grid((1, 1, 0), run_dir=f"{optimizer}_one", **changes)
+            for grid in ((4, 1, 0), (2, 2, 2)):
+                with self.subTest(optimizer=optimizer, grid=grid):
+                    run = "{}{}{}{}".format(optimizer, *grid)
+                    self.train_on_grid(grid, run_dir=run, **changes)
+                    self.check_losses(run, f"{optimizer}_one")
+
+    # Queries are larger than keys and values.
+    STACKED = dict(model_family="llama", model_n_kv_head=2, model_hidden_size_mlp=72)
+    # Optimizers of matrices, with the limit of the relative difference of losses. Roundings of gradients grow in them
+    # as they do with several ranks and without deterministic_reduce: to 7e-7 (normuon) and 4e-5 (soap_muon) in 6 steps.
+    MATRICES = [("muon", 2e-6, {}, [(2, 1, 0), (2, 2, 0), (2, 2, 1), (4, 1, 0)]),
+                ("normuon", 2e-6, STACKED, [(2, 1, 0), (2, 2, 0), (2, 2, 3)]),
+                ("soap", 1e-4, {}, [(2, 1, 0), (2, 2, 3), (4, 1, 0)]),
+                ("soap_muon", 1e-4, STACKED, [(2, 1, 0), (2, 2, 1)])]
+
+    def test_optimizers_of_matrices(self):
+        """Grids with the same `tensor` have the same bits, also if one continues another's checkpoint. Others have the
+        losses of one rank."""
+        for optimizer, limit, family, grids in self.MATRICES:
+            changes = dict(train_max_steps=6, checkpoint_every_steps=3, checkpoint_keep=9, eval_every_steps=6,
+                           eval_batches=2, optim_name=optimizer, parallel_bucket_mb=0,
+                           parallel_deterministic_reduce=True, **family)
+            one, first = f"{optimizer}110", f"{optimizer}210"
+            self.train_on_grid((1, 1, 0), run_dir=one, **changes)
+            for grid in grids:
+                run = "{}{}{}{}".format(optimizer, *grid)
+                with self.subTest(run=run):
+                    self.train_on_grid(grid, run_dir=run, **changes)
+                    self.check_losses(run, one, limit)
+                    if grid[0] == 2:
+                        self.assertEqual(self.records(run), self.records(first))
+                        self.assertEqual(self.logical_state(6, run), self.logical_state(6, first))
+            for source, grid in ((first, (2, 2, 3)), (one, (2, 2, 1)), (run, (1, 2, 1))):
+                with self.subTest(source=source, grid=grid):
+                    shutil.rmtree(self.dir / "to", ignore_errors=True)
+                    shutil.copytree(self.dir / source, self.dir / "to")
+                    shutil.rmtree(self.step_dir(6, "to"))
+                    self.train_on_grid(grid, "--resume", run_dir="to", **changes)
+                    self.check_losses("to", one, limit)
+                    if source == first:
+                        self.assertEqual(self.records("to"), self.records(first))
+                        self.assertEqual(self.logical_state(6, "to"), self.logical_state(6, first))
+
+    def test_traffic_of_matrices(self):
+        """24 matrices of equal size, so that every rank owns as many. Rank 0 sends the halves of those that it does not
+        own, but without shards only to owners that lack them, and the halves of results that others lack."""
+        channels, sent = 96, {}
+        for optimizer, grid in itertools.product(("adamw", "muon"), ((2, 1, 0), (2, 2, 0))):
+            self.train_on_grid(grid, run_dir="run", train_max_steps=2, model_n_layer=4, model_n_embd=channels,
+                               model_hidden_size_mlp=channels, optim_name=optimizer)
+            sent[optimizer, grid] = self.records("run", "train", without=())[1]["comm_bytes"]
+            shutil.rmtree(self.dir / "run")
+        # (2, 1): 12 halves of other owners', 12 of results. (2, 2): 6 of rank 1's, 18 of results.
+        for grid in ((2, 1, 0), (2, 2, 0)):
+            self.assertEqual(sent["muon", grid] - sent["adamw", grid], 24 * 2 * channels**2 // 2)
+
+    def test_samples_match_one_rank(self):
+        changes = dict(train_max_steps=4, sample_every_steps=2, sample_tokens=8, sample_temperature=0)
+        samples = []
+        for grid in [(1, 1, 0), (2, 2, 3)]:
+            run = "sample{}{}{}".format(*grid)
+            self.train_on_grid(grid, run_dir=run, **changes)
+            lines = (self.dir / run / "samples.jsonl").read_text().splitlines()
+            samples.append([json.loads(line)["text"] for line in lines])
+        self.assertEqual(len(samples[0]), 2)
+        self.assertEqual(samples[1], samples[0])
+
+    def test_memory_and_traffic(self):
+        """A rank sends (t - 1) / t of B T C elements per collective. Each pass has 2 gathers and 2 sums per layer, and
+        the backward pass 2 more gathers, of the inputs of qkv and fc. The embedding and the head add some."""
+        layers, rows, channels, vocabulary = 4, 40, 96, 384
+        for tensor in (2, 4):
+            run = f"tensor{tensor}"
+            said = self.train_on_grid((tensor, 1, 0), run_dir=run, train_max_steps=2, model_n_layer=layers,
+                                      model_n_embd=channels, train_total_batch_tokens=rows)
+            plan = self.run_trainer("plan", "config.json", "--gpus", tensor)
+            regions = {name: int(size) for name, size in re.findall(r"^ +(\w+) +(\d+) bytes", plan, re.M)}
+            total = int(re.search(r"^total +(\d+) bytes", plan, re.M)[1])
+            self.assertIn(f"{total / 2**20:.1f} MiB", said)
+            # The tensors that ranks divide, then the others; each tensor begins at a multiple of 64 elements.
+            divided = vocabulary * channels + layers * (12 * channels**2 + 7 * channels)
+            others = 24 * channels + 2 * 128 + layers * 6 * 128
+            self.assertAlmostEqual(regions["master"] / 4, divided / tensor + others, delta=layers * 64 * 2)
+            self.assertEqual(regions["residual"], 4 * layers * rows * channels // tensor)
+            whole = 4 * rows * channels
+            summed = 4 * -(-(2 * channels + layers * 4 * channels) // (64 * tensor)) * 64 * tensor
+            collectives = (1 + 4 * layers) + 1 + (1 + 6 * layers + 1)  # forward, head, backward
+            sums_of_rows = 12 * rows * tensor
+            expected = (collectives * whole + sums_of_rows + 2 * summed) * (tensor - 1) // tensor
+            sent = [json.loads(line)["comm_bytes"] for line in
+                    (self.dir / run / "metrics.jsonl").read_text().splitlines()]
+            self.assertEqual(sent[1], expected)
+
+    def test_a_killed_rank_is_reported_with_its_place(self):
+        config = self.write_config(**{**SHAPE, "train_max_steps": 10**6, "parallel_tensor": 2})
+        process = subprocess.Popen(test_ranks.mpirun(4, config), cwd=self.dir, stdout=subprocess.DEVNULL,
+                                   stderr=subprocess.PIPE, text=True, env=test_ranks.MPI_ENVIRONMENT)
+        self.addCleanup(process.kill)
+        self.wait_for_steps()
+        pids = trainers_in(self.dir)
+        os.kill(pids[-1], signal.SIGKILL)
+        self.check_end(process, pids, pids[-1], 20, (76, 128 + 9), "(data 1, tensor 1)")
+
+    def test_grids_that_do_not_divide_the_model(self):
+        for grid, changes, words in [
+                ((2, 1, 0), dict(model_n_head=3), ("model.n_head (3)", "parallel.tensor (2)")),
+                ((4, 1, 0), dict(model_n_kv_head=2, model_family="llama"), ("model.n_kv_head (2)", "divides it is 2")),
+                ((2, 1, 0), dict(model_hidden_size_mlp=75), ("model.hidden_size_mlp (75)",)),
+                ((3, 1, 0), {}, ("power of two", "is 3")),
+                ((2, 1, 0), dict(train_batch_size=1, train_seq_len=15, train_total_batch_tokens=60),
+                 ("train.seq_len (15)", "parallel.tensor (2)")),
+                ((2, 1, 0), dict(optim_name="adafactor"), ("adafactor", "parallel.tensor (2)")),
+                ((2, 1, 0), dict(log_noise_scale_every_steps=1), ("log.noise_scale_every_steps",))]:
+            with self.subTest(changes):
+                said = self.train_on_grid(grid, expect=78, **changes)
+                for word in words:
+                    self.assertIn(word, said)
+        said = self.train_on(3, expect=78, parallel_tensor=2, **SHAPE)
+        self.assertIn("the number of ranks (3) must be a multiple of parallel.tensor (2)", said)
