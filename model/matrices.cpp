@@ -35,11 +35,6 @@ const MatrixFunctions& functions_of(const GptState& s) {
 
 Grid grid_of(const GptOptions& options) { return {options.ranks, options.tensor_parallel.size}; }
 
-// This rank's number in the run.
-int own_rank(const GptOptions& options) {
-    return options.rank * options.tensor_parallel.size + options.tensor_parallel.rank;
-}
-
 // Whether a rank has only pieces of matrices.
 bool has_pieces(const GptOptions& options) { return options.is_sharded() || options.tensor_parallel.size > 1; }
 
@@ -106,7 +101,7 @@ Exchange::Message message(int rank, View values, size_t count) {
 // theirs. An owner that has the whole matrix needs none.
 void list_messages(GptState& s, size_t number, MatrixGroup& group) {
     const Grid grid = grid_of(s.options);
-    const int me = own_rank(s.options);
+    const int me = s.options.world_rank();
     const Matrix& matrix = s.matrix.matrices[number];
     const bool is_sharded = s.options.is_sharded(), is_whole = !has_pieces(s.options);
     const int owner_data = grid.place_of(matrix.owner).data;
@@ -216,7 +211,7 @@ void place_matrices(GptState& s, Arena& arena) {
     if (state.rule < 0) return;
     state.matrices = lay_out_matrices(s.layout);
 
-    const int me = own_rank(s.options);
+    const int me = s.options.world_rank();
     size_t whole = 0, joined = 0;
     MatrixMemory most;
     for (const Matrix& matrix : state.matrices) {
@@ -292,7 +287,7 @@ void finish_matrices(GptState& s) {
         if (has_pieces(s.options)) wait(group.ticket, s.world, s.stream);
         s.update_time.start(s.stream);
         for (size_t number = group.first; number < group.end; number++)
-            if (state.matrices[number].owner == own_rank(s.options)) direct(s, number);
+            if (state.matrices[number].owner == s.options.world_rank()) direct(s, number);
         if (has_step && s.world.size > 1) group.ticket = exchange(group.results, s.world, s.stream);
     }
     for (const MatrixGroup& group : state.groups) {

@@ -41,6 +41,8 @@ struct GptOptions {
     bool deterministic_reduce = false;  // sum gradients in the same order for any number of ranks and micro-steps
     size_t bucket_bytes = 0;            // maximum size of successive blocks' gradients that are reduced together
 
+    // This rank's number in the run's Grid.
+    int world_rank() const { return rank * tensor_parallel.size + tensor_parallel.rank; }
     // Whether the master weights are the compute weights: they have the same type.
     bool computes_with_masters() const { return optimizer.master_type() == precision; }
     bool is_sharded() const { return zero_stage > 0 && ranks > 1; }

@@ -31,7 +31,8 @@ std::string plan_row(const std::string& name, size_t bytes) {
 }
 
 size_t saved_bytes(const GptOptions& options) {
-    const TensorLayout layout = lay_out_tensors(options.shape, options.ranks, options.bucket_bytes / sizeof(float));
+    const TensorLayout layout =
+        lay_out_tensors(options.shape, options.ranks, options.bucket_bytes / sizeof(float), options.tensor_parallel);
     const UpdateLayout update = lay_out_update(options, layout);
     size_t masters = 0, slots = 0, elements = 0;
     for (size_t i = 0; i < layout.tensors.size(); i++) {
@@ -41,7 +42,7 @@ size_t saved_bytes(const GptOptions& options) {
     }
     for (const Matrix& matrix : lay_out_matrices(layout))
         for (const MatrixSlot& slot : update.row_of(size_t(matrix.tensor)).matrix_slots)
-            if (matrix.owner == options.rank) elements += slot_elements(slot, matrix);
+            if (matrix.owner == options.world_rank()) elements += slot_elements(slot, matrix);
     if (options.rank == 0) elements += factor_elements(options, layout, update);
     const OptimizerSettings& optimizer = options.optimizer;
     return masters * size_of(optimizer.master_type()) + slots * size_of(optimizer.state_type()) +

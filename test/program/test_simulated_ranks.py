@@ -64,6 +64,14 @@ class SimulatedRanks(TrainerTest):
                 for step, (one, grid) in enumerate(losses, 1):
                     self.assertTrue(abs(one - grid) <= tolerance(precision, step), f"step {step}: {grid} for {one}")
 
+    def test_matrices_of_ranks_that_divide_the_layers(self):
+        changes = dict(optim_name="muon", model_n_head=4)
+        self.train_on(1, "one", **changes)
+        for stage in (0, 3):
+            self.train_on(4, f"grid_{stage}", parallel_tensor=2, parallel_zero_stage=stage, **changes)
+            for loss, one in zip(self.losses(f"grid_{stage}"), self.losses("one"), strict=True):
+                self.assertLessEqual(abs(loss - one), 2e-6 * one)
+
     def check_planned(self, action, call, rank, deterministic, codes, **changes):
         """Requires an end in time with one of these codes; returns the output and the called library function."""
         shutil.rmtree(self.dir / "run", ignore_errors=True)

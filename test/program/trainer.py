@@ -158,8 +158,8 @@ class TrainerTest(unittest.TestCase):
         self.assertTrue(shards, f"{run} has no step {step}")
         return [digest(shard) for shard in shards]
 
-    def logical_state(self, step, run):
-        """Returns a digest of every tensor, assembled from the shards by the manifest's offsets and boxes."""
+    def logical_values(self, step, run):
+        """Returns the bytes of every tensor, assembled from the shards by the manifest's offsets and boxes."""
         directory, manifest = self.step_dir(step, run), self.manifest(step, run)
         shards = {shard["name"]: (directory / shard["name"]).read_bytes() for shard in manifest["shards"]}
         tensors = {tensor["name"]: tensor for tensor in manifest["tensors"]}
@@ -179,8 +179,11 @@ class TrainerTest(unittest.TestCase):
                     begin, size = piece["file_offset"] + done * bytes_of[name], count * bytes_of[name]
                     values[name][to:to + size] = shards[shard["name"]][begin:begin + size]
                     done += count
-        # Digests, because printing a difference of the bytes would take minutes.
-        return {name: hashlib.sha256(array).hexdigest() for name, array in values.items()}
+        return values
+
+    def logical_state(self, step, run):
+        """Returns a digest of every tensor, because printing a difference of the bytes would take minutes."""
+        return {name: hashlib.sha256(array).hexdigest() for name, array in self.logical_values(step, run).items()}
 
     def contents(self, path="."):
         """Returns a digest of every file below `path` except the lock, to check that no file changed."""
