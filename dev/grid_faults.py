@@ -27,7 +27,7 @@ FAULTS = [
     (LAYERS, "each rank drops the elements of the first rows", ".first = size_t(x.first_row()) * channels,",
      ".first = 0,", LOSSES),
     (LAYERS, "each rank drops the probabilities of the first heads",
-     "    mask.first_head = uint32_t(x.group->comm.rank * x.shape->n_head);\n", "", LOSSES),
+     "    mask.place += uint32_t(x.group->comm.rank * x.shape->n_head);\n", "", LOSSES),
     ("model/inference.cpp", "each rank's logits are the first tokens'",
      "std::min(size_t(s.group.comm.rank) * padded, vocab)", "std::min(0 * padded, vocab)",
      GRID + "test_samples_match_one_rank"),

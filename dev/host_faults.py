@@ -79,8 +79,8 @@ FAULTS = [
      "test_cpu: [config]"),
     (DROPOUT, "a dropped infinity is a NaN", "keep[i] > 0 ? to_float(inp[i]) * keep[i] : 0.0f",
      "to_float(inp[i]) * keep[i]", "test_cpu: dropout*"),
-    (MASKS, "a part of the heads has the masks of the model's first", "counter_high(first_head + uint32_t(head))",
-     "counter_high(uint32_t(head))", "test_cpu: attention of parts*"),
+    (MASKS, "a part of the heads has the masks of the model's first", "32 | place) + head;",
+     "32 | (place >> 16 << 16)) + head;", "test_cpu: attention of parts*"),
     # ---- the second half: a run, its saves, and the way back
     (STEP, "tokens beyond the last step end the run", "    if (!is_last) run.error =", "    run.error =",
      "program: test_data_faults.DataFaults.test_read_errors_in_unused_tokens_are_harmless"),

@@ -238,7 +238,7 @@ struct AttentionForward {
     float softcap = 0;               // 0: none
     const int* first_key = nullptr;  // (batch, seq_len), the position of the first key that each query sees: at most
                                      // the query's, non-decreasing within a sequence; or null
-    DropoutMask dropout = {};        // its first_head is the number of the op's head 0 in the masks
+    DropoutMask dropout = {};        // its place has the number of the op's head 0
 };
 void attention_forward(const AttentionForward& op, Stream stream);
 

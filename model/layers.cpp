@@ -226,7 +226,7 @@ void heads_backward(const LayerContext& x, const LayerWeights& q_norm, const Lay
 
 static ops::DropoutMask attention_mask(const LayerContext& x) {
     ops::DropoutMask mask = x.dropout_at(DropoutSite::attention);
-    mask.first_head = uint32_t(x.group->comm.rank * x.shape->n_head);
+    mask.place += uint32_t(x.group->comm.rank * x.shape->n_head);
     return mask;
 }
 

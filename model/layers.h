@@ -64,12 +64,12 @@ struct LayerContext {
     LayerContext of_block(size_t layer) const {
         LayerContext x = *this;
         x.stream.layer = int(layer);
-        x.dropout.site = uint32_t(layer) * kDropoutsPerBlock;
+        x.dropout.place = uint32_t(layer) * kDropoutsPerBlock << 16;
         return x;
     }
     ops::DropoutMask dropout_at(DropoutSite site) const {
         ops::DropoutMask mask = dropout;
-        mask.site += uint32_t(site);
+        mask.place += uint32_t(site) << 16;
         return mask;
     }
     bool has(const Activation& activation) const { return is_recomputing && activation.is_kept; }

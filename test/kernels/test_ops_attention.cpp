@@ -155,7 +155,7 @@ template <class T> struct AttentionArrays {
     }
     template <class Side> ops::DropoutMask mask(Side side) {
         if (s.dropout == 0) return {};
-        return {.keys = keys.on(side), .threshold = ops::dropout_threshold(s.dropout), .site = 4};
+        return {.keys = keys.on(side), .threshold = ops::dropout_threshold(s.dropout), .place = 4 << 16};
     }
     template <class Side> auto forward_op(Side side) {
         return ops::AttentionForward{.out = out.on(side),

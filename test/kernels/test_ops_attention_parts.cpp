@@ -51,8 +51,7 @@ Results<T> run(const Shape& s, const std::vector<double>& qkvs, const std::vecto
     const float scale = float(1 / std::sqrt(s.head_size));
     const ops::DropoutMask mask = {.keys = keys.on(device),
                                    .threshold = ops::dropout_threshold(0.3),
-                                   .site = 4,
-                                   .first_head = uint32_t(first_head)};
+                                   .place = (4u << 16) + uint32_t(first_head)};
     ops::attention_forward({.out = out.on(device),
                             .lse = lse.on(device),
                             .qkv = qkv.on(device),

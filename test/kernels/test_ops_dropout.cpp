@@ -35,7 +35,7 @@ TEMPLATE_TEST_CASE("dropout: parts of packs, odd addresses, in place", "[ops]", 
                 const uint32_t threshold = ops::dropout_threshold(rate);
                 return ops::Dropout{.out = to.on(side),
                                     .inp = from.on(side),
-                                    .mask = {.keys = keys.on(side), .threshold = threshold, .site = 9},
+                                    .mask = {.keys = keys.on(side), .threshold = threshold, .place = 9 << 16},
                                     .count = count,
                                     .first = 0,
                                     .elements = size_t(batch) * count};
@@ -66,7 +66,7 @@ TEMPLATE_TEST_CASE("dropout of parts of a batch has the bits of the whole", "[op
                 return ops::Dropout{
                     .out = out.on(side),
                     .inp = part.on(side),
-                    .mask = {.keys = keys.on(side), .threshold = ops::dropout_threshold(0.3), .site = 9},
+                    .mask = {.keys = keys.on(side), .threshold = ops::dropout_threshold(0.3), .place = 9 << 16},
                     .count = count,
                     .first = first,
                     .elements = elements};
@@ -100,7 +100,7 @@ TEMPLATE_TEST_CASE("dropout: dropped elements are 0, also if they were not finit
     using T = TestType;
     constexpr size_t kCount = 264;
     Array<uint64_t> keys = keys_of(1);
-    const ops::DropoutMask mask{.keys = keys.on(OnHost()), .threshold = ops::dropout_threshold(0.5), .site = 3};
+    const ops::DropoutMask mask{.keys = keys.on(OnHost()), .threshold = ops::dropout_threshold(0.5), .place = 3 << 16};
     std::vector<double> values(kCount, 1.0);
     const double never[] = {INFINITY, -INFINITY, NAN};
     for (size_t i = 0; i < kCount; i++)

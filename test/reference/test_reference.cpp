@@ -181,7 +181,8 @@ struct AttentionResults {
 class ReferenceAttention {
 public:
     explicit ReferenceAttention(const AttentionCase& attention) : s(attention) {
-        if (s.dropped > 0) mask = {.keys = keys.data(), .threshold = ops::dropout_threshold(s.dropped), .site = 1};
+        if (s.dropped > 0)
+            mask = {.keys = keys.data(), .threshold = ops::dropout_threshold(s.dropped), .place = 1 << 16};
     }
 
     void forward() {
