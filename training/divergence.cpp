@@ -167,7 +167,8 @@ std::exception_ptr check_replicas_if_due(TrainingRun& run) {
     const int every_steps = run.config.train.check_replicas_every;
     if (run.comm.size == 1 || every_steps == 0 || run.state.step % every_steps != 0) return nullptr;
     if (run.gpt.replicated_tensors().empty()) return nullptr;
-    const std::string own = digest_of_replicas(run, false), undivided = digest_of_replicas(run, true);
+    const std::string own = digest_of_replicas(run, false);
+    const std::string undivided = run.grid.tensor > 1 ? digest_of_replicas(run, true) : "";
     const std::vector<std::string> digests = run.control.all_gather(own + undivided, "the replicas' digests");
     std::vector<std::map<int, std::string>> compared(size_t(run.grid.tensor) + 1);  // parts; then what all ranks have
     for (int rank = 0; rank < run.comm.size; rank++) {
