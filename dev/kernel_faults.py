@@ -414,6 +414,7 @@ FAULTS = [
     (CPU + "optimizer.cpp", "adam_direction changes moments after gradients that are not finite",
      "    if (op.grad_norm->non_finite_tensor >= 0) return;\n    parallel_blocks(op.count, kPart, [&]",
      "    parallel_blocks(op.count, kPart, [&]"),
+    (CPU + "fill.cpp", "add forgets the first term", "to_float(out[i]) + to_float(inp[i])", "to_float(inp[i])"),
     (CPU + "fill.cpp", "scaled_add adds after gradients that are not finite",
      "if (op.grad_norm && op.grad_norm->non_finite_tensor >= 0) return;", ""),
     (CPU + "optimizer.cpp", "the sum of a matrix's parts leaves out the last",

@@ -43,7 +43,7 @@ FAMILIES = [("attention", "*attention*"), ("norm", "*norm*"), ("cross_entropy", 
             ("embedding", "*embedding*"), ("factored_update", "factor*"), ("optimizer", "*update*,*direction*,trust_*"),
             ("eigenbasis", "adam_direction*,orthonormalize*"),
             ("grad_norm", "*norm_finish*,frobenius*,row_normalize*"), ("matmul", "*matmul*"),
-            ("fill", "*fill*,*cast*,add,scaled_add*"), ("dropout", "dropout*"),
+            ("fill", "*fill*,*cast*,add*,scaled_add*"), ("dropout", "dropout*"),
             ("activation", "*activation*,*matmul*"), ("qk_norm_rope", "*qk_norm_rope*"), ("comm_nccl", "[comm]"),
             ("tree_sum.cu", "[comm]")]
 PROGRAM = [sys.executable, "test/program", "--failfast"]

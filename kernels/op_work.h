@@ -157,7 +157,7 @@ inline Work work_of(const LossSum& op) {
 }
 
 inline Work work_of(const Add& op) {
-    return {"add", 0, 3 * double(op.count) * sizeof(float), format("count %zu", op.count)};
+    return {"add", 0, bytes_of(op.out, 3 * double(op.count)), format("count %zu", op.count)};
 }
 
 inline Work work_of(const GradNormFinish& op) {

@@ -373,9 +373,10 @@ struct Fill {
 };
 void fill(const Fill& op, Stream stream);
 
+// The sum has the bits of residual_norm_forward's residual.
 struct Add {
-    float* out;        // (count)  +=
-    const float* inp;  // (count)
+    View out;       // (count)  +=, in FP32, rounded to nearest even
+    ConstView inp;  // (count), out's type
     size_t count;
 };
 void add(const Add& op, Stream stream);

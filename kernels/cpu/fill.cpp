@@ -38,11 +38,13 @@ void fill(const Fill& op, Stream) {
 }
 
 void add(const Add& op, Stream) {
-    parallel_blocks(op.count, kBlock, [&](size_t begin, size_t end) {
-        float* out = op.out;
-        const float* inp = op.inp;
+    dispatch("add", {op.out, op.inp}, [&]<class T>() {
+        parallel_blocks(op.count, kBlock, [&](size_t begin, size_t end) {
+            T* out = op.out.template as<T>();
+            const T* inp = op.inp.template as<T>();
 #pragma omp simd
-        for (size_t i = begin; i < end; i++) out[i] += inp[i];
+            for (size_t i = begin; i < end; i++) out[i] = from_float<T>(to_float(out[i]) + to_float(inp[i]));
+        });
     });
 }
 

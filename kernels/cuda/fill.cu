@@ -1,5 +1,5 @@
-// Filling, adding and casting flat arrays, one pack per thread. normal_fill and fill write 4 bytes per element, add
-// moves 12, cast 6, scaled_add 6 in a 16-bit type.
+// Filling, adding and casting flat arrays, one pack per thread. normal_fill and fill write 4 bytes per element, cast
+// moves 6, add and scaled_add 6 in a 16-bit type.
 // Numerics: normal_fill uses double and only operations with defined bits (kernels/shared/normal.h), so that initial
 // weights are the same on CPU and GPU; cast rounds to nearest even.
 #include "kernels/cuda/vector.cuh"
@@ -53,12 +53,13 @@ template <bool kAligned> __device__ Floats<float, kSize> values_at(const Fill& o
     return {{op.value, op.value, op.value, op.value}};
 }
 
-template <bool kAligned> __device__ Floats<float, kSize> values_at(const Add& op, size_t i) {
-    const float* out = op.out;
-    const float* __restrict__ inp = op.inp;
-    auto sum = unpack(load_some<kAligned>(out + i, op.count - i));
-    sum += unpack(load_some<kAligned>(inp + i, op.count - i));
-    return sum;
+template <class T> struct TypedAdd : Add {};
+
+template <bool kAligned, class T> __device__ Floats<float, kSize> values_at(const TypedAdd<T>& op, size_t i) {
+    const T* __restrict__ inp = op.inp.template as<T>();
+    auto sum = unpack(load_some<kAligned, T, kSize>(op.out.template as<T>() + i, op.count - i));
+    sum += unpack(load_some<kAligned, T, kSize>(inp + i, op.count - i));
+    return sum.template as<float>();
 }
 
 template <class In> struct TypedCast : Cast {};
@@ -103,7 +104,9 @@ void normal_fill(const NormalFill& op, Stream stream) { launch_flat<float>("norm
 
 void fill(const Fill& op, Stream stream) { launch_flat<float>("fill", op, {}, stream); }
 
-void add(const Add& op, Stream stream) { launch_flat<float>("add", op, {op.inp}, stream); }
+void add(const Add& op, Stream stream) {
+    dispatch("add", {op.out, op.inp}, [&]<class T>() { launch_flat<T>("add", TypedAdd<T>{op}, {op.inp}, stream); });
+}
 
 void scaled_add(const ScaledAdd& op, Stream stream) {
     dispatch("scaled_add", op.out, op.a, op.b, [&]<class T, class A, class B>() {

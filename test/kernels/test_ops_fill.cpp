@@ -87,20 +87,44 @@ TEST_CASE("normal_fill: the same bits everywhere", "[ops]") {
     CHECK(sum == 0x2cbe64f4e387397d);
 }
 
-// One rounding, so the same bits. Aligned and unaligned, sums that overflow, and NaN.
-TEST_CASE("add", "[ops]") {
+// The exact sum is rounded once. A sum in FP32 has the same bits: FP32 has more than twice the digits of the 16-bit
+// types, so that two roundings equal one (Figueroa, "When is double rounding innocuous?", SIGNUM Newsletter 30, 1995).
+// Aligned and unaligned, midpoints between neighbors, sums that overflow, and infinities.
+TEMPLATE_TEST_CASE("add", "[ops]", float, bf16, fp16) {
+    using T = TestType;
     for (size_t count : {1, 37, 1000, 5003}) {
         INFO("count " << count);
-        const std::vector<double> random = random_values(2 * count, 1, 10);
-        std::vector<float> left(random.begin(), random.begin() + long(count)),
-            right(random.begin() + long(count), random.end());
-        if (count > 4) left[1] = right[1] = 3e38f, left[2] = INFINITY, right[3] = -INFINITY;
-        Array<float> out("out", Role::output, left, count % 2 ? 1 : 0);
-        Array<float> inp("inp", Role::input, right, count % 2 ? 1 : 0);
-        auto op = [&](auto side) { return ops::Add{.out = out.on(side), .inp = inp.on(side), .count = count}; };
-        ops::add(op(OnDevice<float>()), Stream());
-        ref::add(op(OnHost()));
-        check_same_bits(out, out.host);
+        std::vector<double> left = random_values(count, 1, 10), right = random_values(count, 2, 10);
+        if (count > 7) {
+            left[1] = right[1] = std::is_same_v<T, fp16> ? 6e4 : 3e38, left[2] = INFINITY, right[3] = -INFINITY;
+            left[4] = 1, right[4] = unit_roundoff<T>;
+            left[5] = 1 + 2 * unit_roundoff<T>, right[5] = unit_roundoff<T>;
+            left[6] = right[6] = 3 * 0x1p-24;  // of fp16 subnormal
+        }
+        const int shift = count % 2 ? 1 : 0;
+        Stored<T> out("out", Role::output, left, shift), inp("inp", Role::input, right, shift);
+        std::vector<T> expected = out.fetch();
+        const std::vector<T> term = inp.fetch();
+        ref::add({.out = expected.data(), .inp = term.data(), .count = count});
+
+        Stored<T> residual("residual", Role::output, nans(count), shift), norm("norm", Role::output, nans(count));
+        Array<float> rstd("rstd", Role::output, nans(1));
+        OnDevice<T> device;
+        ops::residual_norm_forward({.residual = residual.on(device),
+                                    .out = norm.on(device),
+                                    .mean = nullptr,
+                                    .rstd = rstd.on(device),
+                                    .inp = out.on(device),
+                                    .branch = inp.on(device),
+                                    .weight = nullptr,
+                                    .bias = nullptr,
+                                    .rows = 1,
+                                    .cols = int(count),
+                                    .eps = 1e-5f},
+                                   Stream());
+        check_same_bits(residual, expected);
+        ops::add({.out = out.on(device), .inp = inp.on(device), .count = count}, Stream());
+        check_same_bits(out, expected);
     }
 }
 

@@ -456,9 +456,12 @@ void normal_fill(const ops::NormalFill& op) {
     }
 }
 
-// out[i] += inp[i]
+// out[i] += inp[i], rounded to nearest even
 void add(const ops::Add& op) {
-    for (size_t i = 0; i < op.count; i++) op.out[i] = float(double(op.out[i]) + double(op.inp[i]));
+    by_storage(op.out, [&]<class T>(T) {
+        T* out = op.out.as<T>();
+        for (size_t i = 0; i < op.count; i++) out[i] = store<T>(element(op.out, i) + element(op.inp, i));
+    });
 }
 
 // out[i] = value
