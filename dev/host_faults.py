@@ -17,6 +17,8 @@ SUPERVISOR, RENDEZVOUS, CONTROL = ("runtime/cluster/supervisor.cpp", "runtime/cl
                                    "runtime/cluster/control_channel.cpp")
 REPORTS, LAUNCHER, MONITOR = ("runtime/cluster/rank_reports.cpp", "runtime/cluster/local_launcher.cpp",
                               "runtime/cluster/rank_monitor.cpp")
+HANGS, STAGES, STAGES_OF_GPUS = ("test_cpu: hang detector*", *(
+    f"exchange: test_exchange.{name}.test_a_stage_that_hangs_is_reported" for name in ("MpiExchange", "Exchange")))
 SEGMENTS = "runtime/cluster/shared_segments.cpp"
 LOSS_SCALE = "runtime/config/loss_scale.cpp"
 LOG_FILE, LOGGING, EVENT_FILE, PROGRESS = ("runtime/logging/log_file.cpp", "runtime/logging/logging.cpp",
@@ -127,6 +129,9 @@ FAULTS = [
     (DIVERGENCE, "a rollback forgets the rollbacks before it",
      "    progress.divergence.rollbacks = before.progress.divergence.rollbacks;\n", "",
      "program: test_divergence.Divergence.test_a_fourth_rollback_within_1000_steps_ends_the_run"),
+    (SUPERVISION, "a launcher's ranks count as one", "is_local ? count * line.node.nodes : 0);",
+     "count * line.node.nodes);",
+     "program: test_supervise.Launchers.test_the_launcher_determines_the_number_of_ranks"),
     (SUPERVISION, "a run whose checkpoints are gone starts from scratch",
      "has_saved || line.start.mode == StartMode::resume ?", "line.start.mode == StartMode::resume ?",
      "program: test_supervise.Launchers.test_it_continues_as_long_as_checkpoints_are_committed"),
@@ -188,6 +193,20 @@ FAULTS = [
      "", "test_cpu: supervisor*"),
     (MONITOR, "a rank in a collective is reported", "rank.has_left || rank.request;", "rank.has_left;",
      "test_cpu: hang detector*,control*"),
+    (MONITOR, "stages are compared by collectives", "has_stages ? uint64_t(rank.status.waits) : ", "", HANGS),
+    (MONITOR, "the stages that wait come first", "uint64_t(rank.status.waits)", "uint64_t(!rank.status.waits)", HANGS),
+    (MONITOR, "progress counts when its heartbeat arrives", "now - seconds(double(heartbeat.idle_ms) / 1000)", "now",
+     HANGS),
+    (MONITOR, "a heartbeat undoes later progress", "std::max(last_progress, now -", "std::max(TimePoint(), now -",
+     HANGS),
+    ("runtime/cluster/cluster.cpp", "the control channel does not hear of waits", "activity_->note_wait(begins);",
+     "(void)begins;", STAGES),
+    ("kernels/cpu/comm_mpi.cpp", "a wait is not noted", "        settings_.note_wait(true);\n", "", STAGES),
+    ("kernels/cpu/comm_mpi.cpp", "a wait never ends", "        settings_.note_wait(false);\n", "", STAGES),
+    ("kernels/cuda/comm_nccl.cu", "a GPU's host waits unnoticed", "        settings_.note_wait(true);\n", "",
+     STAGES_OF_GPUS),
+    ("kernels/cuda/comm_nccl.cu", "a GPU's host never stops waiting", "        settings_.note_wait(false);\n", "",
+     STAGES_OF_GPUS),
     (MONITOR, "a collective's time limit begins with the last rank", "rank.requested < first->requested",
      "rank.requested > first->requested", "test_cpu: text collective*"),
     (CONTROL, "a suspended machine counts as no progress",

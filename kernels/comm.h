@@ -40,6 +40,9 @@ struct CommSettings {
     // Called before each collective, on the thread that starts it, so that a hang report can name the collective. The
     // number counts this rank's collectives in all communicators.
     std::function<void(uint64_t number, const char* name)> note = [](uint64_t, const char*) {};
+    // Called with true and false before and after the host waits for collectives, so that a hang report can tell ranks
+    // that wait from those that do not.
+    std::function<void(bool begins)> note_wait = [](bool) {};
 };
 
 // Connects the ranks. Fails with Exit::config if the binary was built without the required library, and with
@@ -146,25 +149,59 @@ inline CommTotals operator-(const CommTotals& a, const CommTotals& b) {
     return {a.bytes_sent - b.bytes_sent, a.waited_ms - b.waited_ms};
 }
 
+// The communicators of a pipeline stage and its neighbors in a ring: the first stage follows the last. Each has two
+// ranks and carries messages in one direction, so that none waits for a message in the other.
+struct StageComm {
+    Comm from_previous, to_next;  // activations
+    Comm from_next, to_previous;  // gradients
+};
+
 // The communicators of a rank's place in the grid.
 struct GridComm {
-    Comm world;   // all ranks
-    Comm data;    // the ranks that hold the same part of the model; `world` if all do
-    Comm tensor;  // the ranks that hold the other parts of the layers
+    Comm world;           // all ranks
+    Comm stage;           // the ranks with the same layers; `world` without pipeline parallelism
+    Comm data;            // the ranks that hold the same part of the model; `stage` if all do
+    Comm tensor;          // the ranks that hold the other parts of the layers
+    Comm pipeline;        // the ranks that hold the other layers
+    StageComm neighbors;  // among `pipeline`
 
-    GridComm(const Comm& all) : world(all), data(all) {}  // a grid without other dimensions
+    GridComm(const Comm& all) : world(all), stage(all), data(all) {}  // a grid without other dimensions
     // Collective, as split() is.
     GridComm(const Comm& all, const Grid& grid);
 
-    std::vector<Comm> distinct() const {
-        return tensor.size == 1 ? std::vector{world} : std::vector{world, data, tensor};
-    }
+    std::vector<Comm> distinct() const;
 };
 inline GridComm::GridComm(const Comm& all, const Grid& grid) : GridComm(all) {
-    if (grid.tensor == 1) return;
     const Grid::Place place = grid.place_of(all.rank);
-    data = split(all, place.tensor, place.data);
-    tensor = split(all, place.data, place.tensor);
+    if (grid.pipeline > 1) {
+        data = stage = split(all, place.pipeline, all.rank);
+        const int lines = grid.data * grid.tensor, line = all.rank % lines, stages = grid.pipeline;
+        pipeline = split(all, line, place.pipeline);
+        // Edge e of the ring leads from stage e to the next one. Edges of one kind have no stage in common.
+        const auto kind_of = [&](int edge) { return stages % 2 == 1 && edge + 1 == stages ? 2 : edge % 2; };
+        const int after = place.pipeline, before = (place.pipeline + stages - 1) % stages;
+        for (int kind = 0; kind < 2 + stages % 2; kind++) {
+            const bool is_after = kind_of(after) == kind, is_before = kind_of(before) == kind;
+            const int color = is_after ? after * lines + line : is_before ? before * lines + line : all.size + all.rank;
+            const Comm forward = split(all, color, is_after ? 0 : 1), backward = split(all, color, is_after ? 0 : 1);
+            if (is_after) neighbors.to_next = forward, neighbors.from_next = backward;
+            if (is_before) neighbors.from_previous = forward, neighbors.to_previous = backward;
+        }
+    }
+    if (grid.tensor > 1) {
+        data = split(all, place.pipeline * grid.tensor + place.tensor, place.data);
+        tensor = split(all, place.pipeline * grid.data + place.data, place.tensor);
+    }
+}
+inline std::vector<Comm> GridComm::distinct() const {
+    std::vector<Comm> comms = {world};
+    for (const Comm& comm : {stage, data, tensor, pipeline, neighbors.from_previous, neighbors.to_next,
+                             neighbors.from_next, neighbors.to_previous}) {
+        bool is_new = comm.size > 1;
+        for (const Comm& other : comms) is_new &= comm.handle != other.handle;
+        if (is_new) comms.push_back(comm);
+    }
+    return comms;
 }
 
 // The sum over all communicators.

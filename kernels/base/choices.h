@@ -76,6 +76,13 @@ constexpr auto names_of(MuonIteration) { return std::array{"newton_schulz", "pol
 enum class MuonScale : int { adamw_rms, shape };
 constexpr auto names_of(MuonScale) { return std::array{"adamw_rms", "shape"}; }
 
+// The order of a rank's passes over a step's micro-steps, with pipeline parallelism.
+//   gpipe        all forward passes, then all backward passes (Huang et al., arXiv 1811.06965)
+//   1f1b         a backward pass as soon as it can run (Narayanan et al., "PipeDream-Flush", arXiv 2006.09503)
+//   interleaved  the same, with several parts of the layers on each rank (Narayanan et al., arXiv 2104.04473)
+enum class PipelineSchedule : int { gpipe, one_f_one_b, interleaved };
+constexpr auto names_of(PipelineSchedule) { return std::array{"gpipe", "1f1b", "interleaved"}; }
+
 // The kinds of tensors, by which optimizers choose their rule and settings.
 enum class TensorRole : int { matrix, embedding, head, vector };
 constexpr auto names_of(TensorRole) { return std::array{"matrix", "embedding", "head", "vector"}; }

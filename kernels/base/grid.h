@@ -1,21 +1,28 @@
-// The grid of a run's ranks: data x tensor. Ranks along `tensor` divide each layer and are neighbors, so that their
-// traffic, the largest, stays within a node; ranks along `data` compute different samples.
+// The grid of a run's ranks: pipeline x data x tensor. Ranks along `tensor` divide each layer and are neighbors, so
+// that their traffic, the largest, stays within a node; ranks along `data` compute different samples; ranks along
+// `pipeline` have different layers, and are the farthest apart, because their traffic is the smallest.
 #pragma once
 
 #include <string>
 
 struct Grid {
-    int data = 1, tensor = 1;  // ranks along each dimension
+    int data = 1, tensor = 1, pipeline = 1;  // ranks along each dimension
 
     struct Place {
-        int data = 0, tensor = 0;
+        int data = 0, tensor = 0, pipeline = 0;
+        bool operator==(const Place&) const = default;
     };
-    int size() const { return data * tensor; }
-    Place place_of(int rank) const { return {rank / tensor, rank % tensor}; }
-    // " (data 1, tensor 0)", or empty if there is only one dimension, whose coordinate is the rank.
+    int size() const { return pipeline * data * tensor; }
+    Place place_of(int rank) const { return {rank / tensor % data, rank % tensor, rank / (tensor * data)}; }
+    int rank_of(const Place& place) const { return (place.pipeline * data + place.data) * tensor + place.tensor; }
+    // " (data 1, pipeline 0, tensor 0)" with the dimensions of more than one rank; empty if only data has several,
+    // whose coordinate is the rank.
     std::string text_of(int rank) const {
+        if (tensor == 1 && pipeline == 1) return "";
         const Place place = place_of(rank);
-        return tensor == 1 ? ""
-                           : " (data " + std::to_string(place.data) + ", tensor " + std::to_string(place.tensor) + ")";
+        std::string text = " (data " + std::to_string(place.data);
+        if (pipeline > 1) text += ", pipeline " + std::to_string(place.pipeline);
+        if (tensor > 1) text += ", tensor " + std::to_string(place.tensor);
+        return text + ")";
     }
 };

@@ -121,7 +121,7 @@ public:
     void wait(Queue& queue, uint64_t number) {
         const double start_ms = steady_ms();
         std::unique_lock lock(mutex_);
-        changed_.wait(lock, [&] { return queue.finished >= number || error_; });
+        wait_until(lock, [&] { return queue.finished >= number || error_; });
         if (queue.finished < number) std::rethrow_exception(error_);
         const double end_ms = steady_ms();
         queue.totals.waited_ms += end_ms - start_ms;
@@ -131,7 +131,7 @@ public:
 
     void drain(Queue& queue) {
         std::unique_lock lock(mutex_);
-        changed_.wait(lock, [&] { return queue.finished == queue.asked || error_; });
+        wait_until(lock, [&] { return queue.finished == queue.asked || error_; });
     }
 
     void observe(Queue& queue, Trace* trace) {
@@ -156,6 +156,12 @@ public:
     }
 
 private:
+    template <class Condition> void wait_until(std::unique_lock<std::mutex>& lock, const Condition& has_ended) {
+        settings_.note_wait(true);
+        changed_.wait(lock, has_ended);
+        settings_.note_wait(false);
+    }
+
     uint64_t push(Queue& queue, Request request) {
         const std::lock_guard lock(mutex_);
         queue.waiting.push_back(std::move(request));

@@ -242,12 +242,19 @@ private:
             if (code != ncclSuccess && code != ncclInProgress) report(code, "NCCL's work on the GPU");
             return false;
         };
-        if (!poll_until(limit_s, kEagerPolls, has_ended)) report_hang("it", limit_s);
+        if (!wait_until(limit_s, has_ended)) report_hang("it", limit_s);
         const double end_ms = steady_ms();
         totals_.waited_ms += end_ms - start_ms;
         if (trace_)
             trace_->add(
                 {.lane = Lane::host, .name = std::string("wait for ") + name_, .begin_ms = start_ms, .end_ms = end_ms});
+    }
+
+    template <class Condition> bool wait_until(double limit_s, const Condition& has_ended) {
+        settings_.note_wait(true);
+        const bool has_time = poll_until(limit_s, kEagerPolls, has_ended);
+        settings_.note_wait(false);
+        return has_time;
     }
 
     ncclResult_t async_error() {
@@ -258,7 +265,7 @@ private:
 
     void complete(ncclResult_t code, const char* call, double limit_s) {
         auto is_accepted = [&] { return code != ncclInProgress || (code = async_error()) != ncclInProgress; };
-        if (!poll_until(limit_s, kEagerPolls, is_accepted)) report_hang(call, limit_s);
+        if (!wait_until(limit_s, is_accepted)) report_hang(call, limit_s);
         if (code != ncclSuccess) report(code, call);
     }
 

@@ -97,7 +97,8 @@ Ranks::Ranks(const RankEnvironment& environment, const Config& config, const std
         .deterministic = config.parallel.deterministic_reduce,
         .deadline_s = kCollectiveTimeout_s,
         .gather = [this](const std::string& mine) { return control_->all_gather(mine, "the ranks of a communicator"); },
-        .note = [this](uint64_t number, const char* name) { activity_->note_collective(number, name); }};
+        .note = [this](uint64_t number, const char* name) { activity_->note_collective(number, name); },
+        .note_wait = [this](bool begins) { activity_->note_wait(begins); }};
     ControlSettings timeouts = control_settings(config);
     timeouts.grid = grid_;
     RankEnvironment place = environment;

@@ -47,15 +47,19 @@ std::string RankStatus::text() const {
     return text + format(", last collective %llu (%s)", (unsigned long long)collective, collective_name.c_str());
 }
 
-std::string RankStatus::packed() const { return pack(phase, step, ticks, collective, collective_name.substr(0, 100)); }
+std::string RankStatus::packed() const {
+    return pack(phase, step, ticks, collective, collective_name.substr(0, 100), waits, idle_ms);
+}
 
 bool RankStatus::unpack_from(std::string_view fields) {
-    return unpack(fields, phase, step, ticks, collective, collective_name) && phase >= Phase::start &&
+    return unpack(fields, phase, step, ticks, collective, collective_name, waits, idle_ms) && phase >= Phase::start &&
            phase <= Phase::save;
 }
 
 void MonitoredRank::note(const RankStatus& heartbeat, TimePoint now) {
-    if (heartbeat.ticks != status.ticks) last_progress = now;
+    // A reply of the control channel may be later progress.
+    if (heartbeat.ticks != status.ticks)
+        last_progress = std::max(last_progress, now - seconds(double(heartbeat.idle_ms) / 1000));
     last_heard = now;
     status = heartbeat;
 }
@@ -77,12 +81,13 @@ std::optional<EndOfRun> find_hang(const std::vector<MonitoredRank>& all, const C
     if (ranks.empty()) return std::nullopt;
     if (const auto silent = find_silent_rank(ranks, settings.silence_s, now)) return silent;
 
-    const auto collective_of = [](const MonitoredRank& rank) { return rank.status.collective; };
-    const auto position_of = [](const MonitoredRank& rank) {
-        return std::tuple(rank.status.collective, rank.last_progress);
+    const bool has_stages = settings.grid.pipeline > 1;
+    const auto number_of = [&](const MonitoredRank& rank) {
+        return has_stages ? uint64_t(rank.status.waits) : rank.status.collective;
     };
+    const auto position_of = [&](const MonitoredRank& rank) { return std::tuple(number_of(rank), rank.last_progress); };
     const auto last = std::ranges::min_element(ranks, {}, position_of);
-    const auto ahead = std::ranges::max_element(ranks, {}, collective_of);
+    const auto ahead = std::ranges::max_element(ranks, {}, number_of);
     const double limits_s[] = {settings.start_s, settings.step_s, settings.step_s, settings.save_s};
     double stalled_s = seconds_between(last->last_progress, now), limit_s = limits_s[int(last->status.phase)];
     if (stalled_s <= limit_s) {
@@ -93,11 +98,14 @@ std::optional<EndOfRun> find_hang(const std::vector<MonitoredRank>& all, const C
     }
     std::string sentence = format("%s hangs: no progress for %.1f s (limit %g s) %s", last->member.text().c_str(),
                                   stalled_s, limit_s, last->status.text().c_str());
-    if (collective_of(*ahead) > collective_of(*last))
-        sentence += format("; others have reached collective %llu (%s)", (unsigned long long)collective_of(*ahead),
+    if (has_stages && last->status.waits < ahead->status.waits)
+        sentence += "; others wait for a collective, and it does not";
+    else if (number_of(*ahead) > number_of(*last))
+        sentence += format("; others have reached collective %llu (%s)", (unsigned long long)number_of(*ahead),
                            ahead->status.collective_name.c_str());
     else if (ranks.size() > 1)
-        sentence += "; no rank is ahead of it, and it has gone longest without progress";
+        sentence +=
+            format("; %sit has gone longest without progress", has_stages ? "" : "no rank is ahead of it, and ");
     return EndOfRun{last->member.rank, Exit::hang, sentence};
 }
 

@@ -24,7 +24,7 @@ struct ControlSettings {
     double step_s = 120;     // also in an evaluation
     double save_s = 900;
     double collective_timeout_s = 300;  // from the first to the last rank's call of all_gather() or require_same()
-    Grid grid = {};                     // of all ranks, for messages
+    Grid grid = {};                     // of all ranks
 };
 
 struct RankStatus {
@@ -33,6 +33,8 @@ struct RankStatus {
     uint64_t ticks = 0;       // increases with all progress
     uint64_t collective = 0;  // number of the last collective started; 0: none yet
     std::string collective_name;
+    bool waits = false;          // for a collective, on the host
+    uint64_t idle_ms = 0;        // since the last progress
     std::string text() const;    // "in phase step, step 12, last collective 40 (all_reduce of gradients)"
     std::string packed() const;  // the fields of a heartbeat
     bool unpack_from(std::string_view fields);  // returns false if they are malformed
@@ -46,7 +48,7 @@ public:
         const std::lock_guard lock(mutex_);
         status_.phase = phase;
         status_.step = step;
-        ++status_.ticks;
+        tick();
     }
     // Notes a micro-step of this step. The first step of a process counts as Phase::start, because it loads kernels.
     void note_step(int64_t step) {
@@ -58,28 +60,41 @@ public:
         const std::lock_guard lock(mutex_);
         status_.collective_name = name;
         status_.collective = number;
-        ++status_.ticks;
+        tick();
+    }
+    // Call before and after the host waits for a collective. Not progress.
+    void note_wait(bool begins) {
+        const std::lock_guard lock(mutex_);
+        status_.waits = begins;
     }
     // Notes any other progress.
     void note_progress() {
         const std::lock_guard lock(mutex_);
-        ++status_.ticks;
+        tick();
     }
     RankStatus now() const {
         const std::lock_guard lock(mutex_);
-        return status_;
+        RankStatus status = status_;
+        status.idle_ms = uint64_t(1000 * seconds_between(ticked_, Clock::now()));
+        return status;
     }
 
 private:
+    void tick() {
+        ++status_.ticks;
+        ticked_ = Clock::now();
+    }
+
     mutable std::mutex mutex_;  // never held for longer than a copy
     RankStatus status_;
+    TimePoint ticked_ = Clock::now();
     int64_t first_step_ = -1;
 };
 
 struct MonitoredRank {
     Member member;
     RankStatus status;
-    TimePoint last_heard, last_progress;  // arrival of the last heartbeat, and of the last with progress
+    TimePoint last_heard, last_progress;  // arrival of the last heartbeat; time of the last progress that it reported
     // A rank is never to blame if it has left or waits for the other ranks' part of a collective of the control
     // channel.
     bool has_left = false;
@@ -105,6 +120,13 @@ std::optional<EndOfRun> find_silent_rank(const std::vector<MonitoredRank>& ranks
 // one that did not start the next collective: the rank with the lowest collective number and, among equal numbers, the
 // longest time without progress. The others may wait while that rank is within its phase's timeout, but no longer than
 // the longest timeout of all phases.
+//
+// Stages of a pipeline start different numbers of collectives. A rank that waits for one needs another rank, so the
+// rank that hangs, in its computation or in a system call, is among those that do not wait, if there are any. The
+// longest time without progress decides among them, and among all if a message is lost: the others go on until they
+// need what follows it. That time alone would blame the last stage for a hang of the first while the pipeline fills.
+// The host of a GPU rank waits mostly for its GPU, which does not count as waiting, and then that time decides. A
+// stopped rank is silent.
 std::optional<EndOfRun> find_hang(const std::vector<MonitoredRank>& ranks, const ControlSettings& settings,
                                   TimePoint now);
 

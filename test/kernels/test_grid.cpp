@@ -1,14 +1,22 @@
 #include "kernels/base/grid.h"
-
 #include "test/support/catch.h"
 
-TEST_CASE("grid: neighbors divide the layers, and each place has one rank") {
-    const Grid grid{.data = 3, .tensor = 4};
-    REQUIRE(grid.size() == 12);
-    for (int data = 0; data < 3; data++)
-        for (int tensor = 0; tensor < 4; tensor++) {
-            const Grid::Place place = grid.place_of(4 * data + tensor);
-            CHECK(place.data == data);
-            CHECK(place.tensor == tensor);
-        }
+TEST_CASE("grid: neighbors divide the layers, stages are the farthest apart, and each place has one rank") {
+    const Grid grid{.data = 3, .tensor = 4, .pipeline = 2};
+    REQUIRE(grid.size() == 24);
+    int rank = 0;
+    for (int pipeline = 0; pipeline < 2; pipeline++)
+        for (int data = 0; data < 3; data++)
+            for (int tensor = 0; tensor < 4; tensor++, rank++) {
+                const Grid::Place place{.data = data, .tensor = tensor, .pipeline = pipeline};
+                CHECK(grid.place_of(rank) == place);
+                CHECK(grid.rank_of(place) == rank);
+            }
+}
+
+TEST_CASE("grid: messages name the place in the dimensions of several ranks") {
+    CHECK(Grid{.data = 4}.text_of(3).empty());
+    CHECK(Grid{.data = 2, .tensor = 2}.text_of(3) == " (data 1, tensor 1)");
+    CHECK(Grid{.data = 2, .pipeline = 3}.text_of(5) == " (data 1, pipeline 2)");
+    CHECK(Grid{.data = 2, .tensor = 2, .pipeline = 2}.text_of(5) == " (data 0, pipeline 1, tensor 1)");
 }

@@ -11,6 +11,7 @@
 //   exchange [--nproc N] sums [tree]      reduce-scatters of all types: compares every bit with a textbook
 //   exchange --nproc 4 crossed            collectives of rows and columns in an order that differs between ranks
 //   exchange --nproc N dies, stops group  rank 1 does so in a group with rank 0
+//   exchange --nproc 3 stages             rank 1 of a pipeline hangs: see hang_in_pipeline()
 //   exchange --nproc N fails              rank 0's library call, which the environment makes fail; with a group
 #include <unistd.h>
 
@@ -22,6 +23,7 @@
 #include "kernels/shared/dispatch.h"
 #include "kernels/trace.h"
 #include "runtime/cluster/cluster.h"
+#include "test/program/lost_ranks.h"
 #include "test/reference/tree_sum.h"
 
 namespace {
@@ -423,20 +425,6 @@ void sums(const Comm& comm, bool tree) {
         }
 }
 
-// Rank 0's collective of all ranks fails while one of a group waits for rank 1. The group must end at once.
-void fail_with_group(const Comm& comm) {
-    const Comm group = split(comm, 0, comm.rank);
-    const DeviceBuffer array(size_t(group.size) * sizeof(double));
-    while (comm.rank > 0) ::pause();
-    all_gather(array.data(), array.data(), sizeof(double), group, {});
-    try {
-        all_reduce_sum(static_cast<double*>(array.data()), 1, comm, {});
-    } catch (...) {
-        drain(group);
-        throw;
-    }
-}
-
 // ---- cases ----------------------------------------------------------------------------------------------------------
 
 void run_case(const Comm& all, const std::vector<std::string>& arguments) {
@@ -448,6 +436,7 @@ void run_case(const Comm& all, const std::vector<std::string>& arguments) {
     if (name == "crossed") return crossed(comm);
     if (name == "fails") return fail_with_group(comm);
     if (name == "patterns") return patterns(comm);
+    if (name == "stages") return hang_in_pipeline(comm);
     if (name == "parts") return parts(comm);
     if (name == "sizes") return unequal(comm, std::stoul(arguments.at(1)), std::stoul(arguments.at(2)));
     if (name == "missing") return unequal(comm, 0, 1000);
@@ -474,7 +463,8 @@ Exit run(std::vector<std::string> arguments) {
     config.run.dir = "run";
     const std::string& name = arguments.at(1);
     config.parallel.deterministic_reduce = arguments.back() == "tree";
-    config.parallel.step_timeout_s = name == "missing" || name == "stops" ? 6 : 100;
+    config.parallel.step_timeout_s = name == "missing" || name == "stops" || name == "stages" ? 6 : 100;
+    if (name == "stages") config.parallel.pipeline = environment.size;
     Ranks ranks(environment, config, "exchange");
     return ranks.run([&] {
         configure_device({.local_rank = environment.local_rank});

@@ -99,6 +99,11 @@ class Exchange(unittest.TestCase):
         said = self.exchange(3, "stops", codes=(80,))
         self.assertRegex(said, r"rank 1 on \S+ \(pid \d+\) hangs: .*; others have reached collective \d+ \(exchange\)")
 
+    def test_a_stage_that_hangs_is_reported(self):
+        said = self.exchange(3, "stages", codes=(80,))
+        self.assertRegex(said, r"rank 1 \(data 0, pipeline 1\) on \S+ \(pid \d+\) hangs: .*; others wait for a "
+                               r"collective, and it does not")
+
 
 @unittest.skipUnless(shutil.which("mpirun"), "there is no mpirun")
 class MpiExchange(Exchange):

@@ -1,4 +1,6 @@
 
+#include <thread>
+
 #include "runtime/cluster/rank_monitor.h"
 #include "runtime/cluster/wire_format.h"
 #include "test/support/catch.h"
@@ -31,9 +33,14 @@ MonitoredRank waiting(MonitoredRank rank) {
     return rank;
 }
 
+MonitoredRank in_collective(MonitoredRank rank) {
+    rank.status.waits = true;
+    return rank;
+}
+
 // The rank to blame, or -1.
-int blamed(const std::vector<MonitoredRank>& ranks) {
-    const auto hang = find_hang(ranks, {}, kNow);
+int blamed(const std::vector<MonitoredRank>& ranks, const Grid& grid = {}) {
+    const auto hang = find_hang(ranks, {.grid = grid}, kNow);
     return hang ? hang->rank : -1;
 }
 
@@ -65,6 +72,61 @@ TEST_CASE("hang detector: blames by missing heartbeats, by collective, by phase"
         CHECK(blamed({excused(rank_with(0, 1, 999)), rank_with(1, 5, 121)}) == 1);
         CHECK(blamed({excused(rank_with(0, 1, 999))}) == -1);
     }
+}
+
+TEST_CASE("hang detector: stages are compared by their waits and their progress", "[control]") {
+    const Grid stages{.pipeline = 3};
+    // The numbers of collectives do not matter.
+    CHECK(blamed({rank_with(0, 9, 131), rank_with(1, 5, 130), rank_with(2, 7, 129)}, stages) == 0);
+    // A rank that waits is blamed only if all do.
+    CHECK(blamed({in_collective(rank_with(0, 5, 140)), rank_with(1, 9, 121), in_collective(rank_with(2, 1, 150))},
+                 stages) == 1);
+    CHECK(blamed({in_collective(rank_with(0, 9, 130)), in_collective(rank_with(1, 9, 131))}, stages) == 1);
+    // The others may wait for a rank that computes or saves, but not for ever.
+    CHECK(blamed({in_collective(rank_with(0, 5, 130)), rank_with(1, 9, 119)}, stages) == -1);
+    CHECK(blamed({in_collective(rank_with(0, 5, 500)), rank_with(1, 9, 490, Phase::save)}, stages) == -1);
+    CHECK(blamed({in_collective(rank_with(0, 5, 901)), rank_with(1, 9, 1)}, stages) == 1);
+    // A stopped rank is silent, whatever it was doing.
+    CHECK(blamed({rank_with(0, 5, 130), silent(in_collective(rank_with(1, 5, 1)), 61)}, stages) == 1);
+
+    const auto sentence = [&](const std::vector<MonitoredRank>& ranks) {
+        return find_hang(ranks, {.grid = stages}, kNow)->sentence;
+    };
+    const std::string words =
+        "rank 0 on host0 (pid 100) hangs: no progress for 130.0 s (limit 120 s) in phase step, step 9, last "
+        "collective 6 (all_reduce); ";
+    CHECK(sentence({rank_with(0, 6, 130), in_collective(rank_with(1, 5, 140))}) ==
+          words + "others wait for a collective, and it does not");
+    CHECK(sentence({rank_with(0, 6, 130), rank_with(1, 7, 121)}) == words + "it has gone longest without progress");
+}
+
+TEST_CASE("hang detector: a heartbeat reports when the last progress was", "[control]") {
+    RankActivity activity;
+    activity.note_collective(7, "exchange");
+    activity.note_wait(true);
+    std::this_thread::sleep_for(seconds(0.2));
+    RankStatus status;
+    REQUIRE(status.unpack_from(activity.now().packed()));
+    CHECK(status.waits);
+    CHECK(status.idle_ms >= 200);
+    CHECK(status.idle_ms < 60000);
+    activity.note_wait(false);
+    CHECK_FALSE(activity.now().waits);
+    activity.note_progress();
+    CHECK(activity.now().idle_ms < status.idle_ms);
+
+    // Heartbeats of two ranks that arrive at the same time.
+    status.idle_ms = 700;
+    MonitoredRank rank = rank_with(0, 5, 10);
+    rank.note(status, kNow);
+    CHECK(rank.last_heard == kNow);
+    CHECK(rank.last_progress == kNow - seconds(0.7));
+    status.idle_ms = 1700, rank.note(status, kNow + seconds(1));  // the same progress
+    CHECK(rank.last_progress == kNow - seconds(0.7));
+    // A reply of the control channel is later progress.
+    rank.last_progress = kNow + seconds(2);
+    status.ticks++, status.idle_ms = 1000, rank.note(status, kNow + seconds(2.5));
+    CHECK(rank.last_progress == kNow + seconds(2));
 }
 
 TEST_CASE("hang detector: the message names rank, host, pid, limit and status", "[control]") {
