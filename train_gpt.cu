@@ -89,13 +89,16 @@ int main(int argc, char** argv) {
                                     .measure = norms_are_due(run),
                                     .measure_first = noise_scale_is_due(run),
                                     .update = run.state.progress.updates + 1,
+                                    .grad_scale = 1.0f / float(batch_tokens(config, next)),
                                     .first_sample = run.state.progress.cursor});
-                for (int micro = 0; micro < micro_steps; micro++) {
+                for (const Pass& pass : run.gpt.passes()) {
                     run.control.note_step(next);
-                    run.progress.begin_micro_step(next, micro + 1, micro_steps);
-                    const Batch batch = timer.next_batch(run.train_loader);
-                    run.gpt.forward(batch.inputs);
-                    run.gpt.backward(batch.targets, 1.0f / float(batch_tokens(config, next)));
+                    if (pass.begins_micro_step()) {
+                        run.progress.begin_micro_step(next, pass.micro_step + 1, micro_steps);
+                        const Batch batch = timer.next_batch(run.train_loader);
+                        run.gpt.load(batch.inputs, batch.targets);
+                    }
+                    run.gpt.compute(pass);
                 }
                 const StepVotes votes = votes_of(run, timer);
                 const StepResult result = run.gpt.end_step(votes.values);

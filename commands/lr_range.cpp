@@ -96,12 +96,15 @@ StepEnd train_step(TrainingRun& run) {
                         .measure = norms_are_due(run),
                         .measure_first = noise_scale_is_due(run),
                         .update = run.state.progress.updates + 1,
+                        .grad_scale = 1.0f / float(run.config.train.total_batch_tokens),
                         .first_sample = run.state.progress.cursor});
-    for (int micro = 0; micro < run.gpt.options().micro_steps; micro++) {
+    for (const Pass& pass : run.gpt.passes()) {
         run.control.note_step(run.state.step + 1);
-        const Batch batch = timer.next_batch(run.train_loader);
-        run.gpt.forward(batch.inputs);
-        run.gpt.backward(batch.targets, 1.0f / float(run.config.train.total_batch_tokens));
+        if (pass.begins_micro_step()) {
+            const Batch batch = timer.next_batch(run.train_loader);
+            run.gpt.load(batch.inputs, batch.targets);
+        }
+        run.gpt.compute(pass);
     }
     const StepVotes votes = votes_of(run, timer);
     StepEnd end = finish_step(run, timer, votes.gpu, run.gpt.end_step(votes.values));

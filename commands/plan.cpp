@@ -1,5 +1,6 @@
 #include "model/plan.h"
 
+#include <algorithm>
 #include <cstdio>
 
 #include "commands/command_line.h"
@@ -40,22 +41,47 @@ std::string export_text(const Config::Model& model) {
     }
 }
 
+// A rank of each stage of the pipeline.
+std::vector<GptOptions> stages_of(const Config& config, const Grid& grid) {
+    std::vector<GptOptions> stages;
+    for (int stage = 0; stage < grid.pipeline; stage++)
+        stages.push_back(gpt_options(config, grid, grid.rank_of({.pipeline = stage})));
+    return stages;
+}
+
+// Returns a row for each stage: the bytes of a rank, its parameters and the stage's layers.
+std::string stage_table(const std::vector<GptOptions>& stages) {
+    std::string table;
+    for (const GptOptions& stage : stages) {
+        std::string layers;
+        for (const LayerRange& range : own_layers(stage))
+            layers += format("%s%d to %d", layers.empty() ? "" : ", ", range.first, range.end() - 1);
+        table += format("stage %-12d %14zu bytes, %zu parameters, layers %s\n", stage.pipeline.rank,
+                        planned_bytes(stage), lay_out_rank(stage).parameters, layers.c_str());
+    }
+    return table;
+}
+
 void plan(Options options) {
     ScalingInputs& machine = options.machine;
     check_nodes(machine.gpus, machine.gpus_per_node);
     if (machine.nvlink_bytes_per_s == 0) machine.nvlink_bytes_per_s = machine.gpu.link_bytes_per_s;
-    const int world = std::max(1, machine.gpus);
-    const Config config = load_config(options.config, options.overrides, world);
-    const int ranks = grid_of(config, world).data;
+    const Config config = load_config(options.config, options.overrides, machine.gpus);
+    const Grid grid = grid_of(config, machine.gpus);
+    const int ranks = grid.data;
     const std::string tokenizer =
         check_tokenizer(training_data(config), config.data.tokenizer, config.model.vocab_size);
     if (directory_exists(config.model.init_from)) check_source_tokenizer(config, tokenizer);
-    const GptOptions run = gpt_options(config, grid_of(config, world));
+    const std::vector<GptOptions> stages = stages_of(config, grid);
+    const GptOptions run = *std::ranges::max_element(stages, {}, planned_bytes);
     const double flops = flops_of_token(run, run.seq_len);
 
     const size_t beside = resident_bytes() + device_info().working_bytes + kBlockBytes;
+    if (grid.pipeline > 1)
+        std::printf("stage %d of 0 to %d needs the most memory:\n", run.pipeline.rank, grid.pipeline - 1);
     std::printf("%s%s", plan_table(run).c_str(), plan_row("program and buffers", beside).c_str());
     if (config.checkpoint.asynchronous) std::printf("%s", plan_row("copy for checkpoints", saved_bytes(run)).c_str());
+    if (grid.pipeline > 1) std::printf("%s", stage_table(stages).c_str());
     for (const auto& [until_step, tokens] : config.train.batch_ramp)
         std::printf("micro-steps        %14d per step of %ld tokens until step %d\n",
                     micro_steps(config, ranks, until_step), tokens, until_step);
@@ -66,9 +92,15 @@ void plan(Options options) {
     std::printf("FLOPs per token    %14.4e, per step %.4e\n", flops, flops * double(config.train.total_batch_tokens));
     std::printf("%s", update_table(run, config.optim.learning_rate).c_str());
     std::printf("Hugging Face       %s\n", export_text(config.model).c_str());
-    if (machine.gpus > 0 && config.parallel.tensor > 1)
-        std::printf("\nthe speed is predicted for data parallelism only; parallel.tensor is %d\n",
-                    config.parallel.tensor);
+    if (machine.gpus > 0 && machine.gpus_per_node % grid.tensor != 0)
+        std::printf(
+            "\nwarning: parallel.tensor (%d) does not divide --gpus-per-node (%d), so that GPUs of different nodes "
+            "divide a layer\n",
+            grid.tensor, machine.gpus_per_node);
+    if (machine.gpus > 0 && grid.data < grid.size())
+        std::printf(
+            "\nthe speed is predicted for data parallelism only; parallel.tensor is %d and parallel.pipeline %d\n",
+            grid.tensor, grid.pipeline);
     else if (machine.gpus > 0) {
         add_run(machine, run, flops);
         machine.micro_steps = micro_steps(config, ranks, kMaxSteps);

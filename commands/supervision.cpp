@@ -27,8 +27,9 @@ Exit supervise_training(const CommandLine& line, const std::vector<std::string>&
     check_node(line.node);
     const bool is_local = line.launcher.empty();
     const int count = std::max(1, line.nproc), first = count * line.node.node;
-    const Config config = load_config(line.config, line.overrides, count * line.node.nodes);
-    // The user's launcher may start the ranks on other machines: only its exit is observed.
+    // The user's launcher determines the number of ranks. It may start them on other machines: only its exit is
+    // observed.
+    const Config config = load_config(line.config, line.overrides, is_local ? count * line.node.nodes : 0);
     RankReports reports(first, is_local ? count : 0, line.node.nodes == 1, control_settings(config));
 
     const std::string& run_dir = config.run.dir;

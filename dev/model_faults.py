@@ -1,15 +1,15 @@
 """Faults in model/ and its options, for dev/plant_faults.py: the same form as kernel_faults.py."""
 LAYERS, GPT, SHAPE = "model/layers.cpp", "model/gpt.cpp", "model/shape.cpp"
 TABLE, HF, BLOCK = "model/activations.cpp", "model/huggingface.cpp", "model/block.cpp"
-STATE_HEADER = "model/state.h"
+STAGE, STATE_HEADER = "model/stage.cpp", "model/state.h"
 HF_CONFIG, OPTIONS = "training/models/hf_config.cpp", "runtime/config/model_options.cpp"
 
 FAULTS = [
     # ---- layers
-    (LAYERS, "the tied head's gradient is lost", ".accumulate_dwte = x.shape->tie_embeddings || x.accumulate",
+    (LAYERS, "the tied head's gradient is lost", ".accumulate_dwte = has_head_part || x.accumulate",
      ".accumulate_dwte = x.accumulate"),
     (LAYERS, "an untied embedding keeps the gradient of the previous step",
-     ".accumulate_dwte = x.shape->tie_embeddings || x.accumulate", ".accumulate_dwte = true"),
+     ".accumulate_dwte = has_head_part || x.accumulate", ".accumulate_dwte = true"),
     (LAYERS, "the norms' epsilon is GPT-2's", "         .eps = float(x.shape->norm_eps)},\n        {w.weight.name});",
      "         .eps = 1e-5f},\n        {w.weight.name});"),
     (LAYERS, "QK norm's epsilon is GPT-2's", ".eps = float(x.shape->norm_eps),\n         .positions",
@@ -42,14 +42,14 @@ FAULTS = [
      "function == ActivationFunction::relu2 ? mlp.act.view : mlp.fc.view}", "mlp.fc.view}"),
     (LAYERS, "a gate's gradient is computed in place of attention's", "gated ? mlp.act.view : dfc", "dfc"),
     # ---- the model
-    (GPT, "a document begins after its token", "if (position == 0 || tokens[row] == s.options.document_token) first",
+    (STAGE, "a document begins after its token", "if (position == 0 || tokens[row] == s.options.document_token) first",
      "if (position == 0 || tokens[row - 1] == s.options.document_token) first"),
-    (GPT, "documents continue from one sequence to the next", "if (position == 0 || tokens[row] ==",
+    (STAGE, "documents continue from one sequence to the next", "if (position == 0 || tokens[row] ==",
      "if (row == 0 || tokens[row] =="),
-    (GPT, "the embedding's norm is left out of the backward pass",
-     "    if (s.options.shape.embedding_norm) {\n        residual_norm_backward",
-     "    if (false) {\n        residual_norm_backward"),
-    (GPT, "the head's gradients are not reduced", "    if (head > 0) end_grads(s, head, micro);\n", ""),
+    (STAGE, "the embedding's norm is left out of the backward pass",
+     "    if (s.options.shape.embedding_norm) {\n        dembedding =", "    if (false) {\n        dembedding ="),
+    (STAGE, "the head's gradients are not reduced",
+     "        if (!is_in(s.layout.input_buckets, bucket)) end_grads(s, bucket, micro);\n", "        ;\n"),
     ("model/inference.cpp", "the logits that are read are not capped",
      "cap > 0 ? cap * std::tanh(logit / cap) : logit", "logit"),
     (STATE_HEADER, "the head shares the blocks' slots",

@@ -10,20 +10,24 @@
 namespace {
 
 struct ActivationSizes {
-    size_t tokens;     // B T
-    size_t rows;       // of the residual stream: B T / tensor-parallel ranks
-    size_t head_rows;  // min(options.head_rows, B T)
-    GptShape shape;    // this rank's part
+    size_t tokens;               // B T
+    size_t rows;                 // of the residual stream: B T / tensor-parallel ranks
+    size_t head_rows;            // min(options.head_rows, B T)
+    GptShape shape;              // this rank's part
+    bool has_input, has_output;  // of the model, on this stage
 
     size_t if_any(bool is_needed, int each) const { return is_needed ? tokens * size_t(each) : 0; }
-    size_t per_token() const { return tokens; }
     size_t per_row() const { return rows; }
     size_t per_mean() const { return shape.norm == NormKind::layernorm ? rows : 0; }
     size_t per_channel() const { return rows * size_t(shape.n_embd); }
     size_t per_gathered() const { return if_any(rows < tokens, shape.n_embd); }
-    size_t per_embedding() const { return shape.embedding_norm ? per_channel() : 0; }
-    size_t per_embedding_mean() const { return shape.embedding_norm ? per_mean() : 0; }
-    size_t per_embedding_rstd() const { return shape.embedding_norm ? rows : 0; }
+    size_t per_embedding() const { return has_input && shape.embedding_norm ? per_channel() : 0; }
+    size_t per_embedding_mean() const { return has_input && shape.embedding_norm ? per_mean() : 0; }
+    size_t per_embedding_rstd() const { return has_input && shape.embedding_norm ? rows : 0; }
+    size_t per_output() const { return has_output ? per_channel() : 0; }
+    size_t per_output_mean() const { return has_output ? per_mean() : 0; }
+    size_t per_output_rstd() const { return has_output ? rows : 0; }
+    size_t per_loss() const { return has_output ? tokens : 0; }
     size_t per_qkv() const { return tokens * size_t(shape.qkv_channels()); }
     size_t per_raw() const {
         return if_any(shape.has_qk_norm_weight(), (shape.n_head + shape.kv_heads()) * shape.head_size());
@@ -38,7 +42,7 @@ struct ActivationSizes {
     size_t per_wide() const {
         return std::max(tokens * size_t(std::max(shape.fc_channels(), shape.qkv_channels())), per_channel());
     }
-    size_t per_logit() const { return head_rows * size_t(shape.padded_vocab()); }
+    size_t per_logit() const { return has_output ? head_rows * size_t(shape.padded_vocab()) : 0; }
 };
 
 // The storage types of activations, by kind.
@@ -51,7 +55,7 @@ struct ActivationRow {
     Storage storage;
     Recompute recomputed_from;
     std::variant<Activation& (*)(GptActivations&), Activation& (*)(BlockActivations&)> place;  // second: per layer
-    bool is_shared = false;  // among all layers at every level: only the next op reads it
+    bool is_shared = false;  // among all layers and micro-steps at every level: only the next op reads it
 
     bool per_layer() const { return place.index() == 1; }
 };
@@ -89,18 +93,18 @@ const std::vector<ActivationRow>& activation_table() {
         {"fc", kept, &S::per_fc, branch, R::block, [](B& b) -> A& { return b.mlp.fc; }},
         {"fc_act", kept, &S::per_hidden, branch, R::gelu, [](B& b) -> A& { return b.mlp.act; }},
         {"fc_relu2", kept, &S::per_relu2, branch, R::block, [](B& b) -> A& { return b.mlp.act; }},
-        {"residual_f", kept, &S::per_channel, residual, kNever, [](G& g) -> A& { return g.residual_f; }},
-        {"norm_f", kept, &S::per_channel, branch, kNever, [](G& g) -> A& { return g.norm_f.out; }},
-        {"norm_f_mean", kept, &S::per_mean, statistic, kNever, [](G& g) -> A& { return g.norm_f.mean; }},
-        {"norm_f_rstd", kept, &S::per_row, statistic, kNever, [](G& g) -> A& { return g.norm_f.rstd; }},
+        {"residual_f", kept, &S::per_output, residual, kNever, [](G& g) -> A& { return g.residual_f; }},
+        {"norm_f", kept, &S::per_output, branch, kNever, [](G& g) -> A& { return g.norm_f.out; }},
+        {"norm_f_mean", kept, &S::per_output_mean, statistic, kNever, [](G& g) -> A& { return g.norm_f.mean; }},
+        {"norm_f_rstd", kept, &S::per_output_rstd, statistic, kNever, [](G& g) -> A& { return g.norm_f.rstd; }},
         {"branch", kept, &S::per_channel, branch, R::block, [](B& b) -> A& { return b.attn_proj; }, true},
         {"branch", kept, &S::per_channel, branch, kNever, [](B& b) -> A& { return b.mlp.out; }, true},
-        {"gathered", kept, &S::per_gathered, branch, kNever, [](G& g) -> A& { return g.gathered; }},
-        {"loss", kept, &S::per_token, statistic, kNever, [](G& g) -> A& { return g.loss; }},
-        {"logits", "logits", &S::per_logit, branch, kNever, [](G& g) -> A& { return g.logits; }},
-        {"dresidual", kBackward, &S::per_channel, residual, kNever, [](G& g) -> A& { return g.dresidual; }},
-        {"dbranch", kBackward, &S::per_branch, branch, kNever, [](G& g) -> A& { return g.dbranch; }},
-        {"dwide", kBackward, &S::per_wide, branch, kNever, [](G& g) -> A& { return g.dwide; }},
+        {"gathered", kept, &S::per_gathered, branch, kNever, [](G& g) -> A& { return g.gathered; }, true},
+        {"loss", kept, &S::per_loss, statistic, kNever, [](G& g) -> A& { return g.loss; }, true},
+        {"logits", "logits", &S::per_logit, branch, kNever, [](G& g) -> A& { return g.logits; }, true},
+        {"dresidual", kBackward, &S::per_channel, residual, kNever, [](G& g) -> A& { return g.dresidual; }, true},
+        {"dbranch", kBackward, &S::per_branch, branch, kNever, [](G& g) -> A& { return g.dbranch; }, true},
+        {"dwide", kBackward, &S::per_wide, branch, kNever, [](G& g) -> A& { return g.dwide; }, true},
     };
     return table;
 }
@@ -117,15 +121,50 @@ Dtype type_of(Storage storage, const GptOptions& options) {
 
 }  // namespace
 
-GptActivations place_activations(const GptOptions& options, Arena& arena) {
+std::vector<Pass> passes_of(const GptOptions& options, int micro_steps) {
+    const PipelineParallel& pipeline = options.pipeline;
+    return schedule_passes(pipeline.schedule, pipeline.size, pipeline.chunks, micro_steps)[size_t(pipeline.rank)];
+}
+
+std::vector<int> micro_steps_in_flight(const GptOptions& options) {
+    std::vector<int> counts(size_t(options.pipeline.chunks), 1);
+    if (!options.training) return counts;
+    const std::vector<Pass> passes = passes_of(options, options.micro_steps);
+    for (size_t chunk = 0; chunk < counts.size(); chunk++) counts[chunk] = most_in_flight(passes, int(chunk));
+    return counts;
+}
+
+namespace {
+
+// The places of one row of the table, in the order of its memory.
+std::vector<Activation*> places_of(const ActivationRow& row, const std::vector<LayerRange>& ranges,
+                                   const std::vector<int>& in_flight, std::vector<GptActivations>& slots) {
+    std::vector<Activation*> places;
+    if (!row.per_layer())
+        for (GptActivations& acts : slots) places.push_back(&std::get<0>(row.place)(acts));
+    for (size_t chunk = 0; row.per_layer() && chunk < ranges.size(); chunk++)
+        for (int slot = 0; slot < in_flight[chunk]; slot++)
+            for (int layer = ranges[chunk].first; layer < ranges[chunk].end(); layer++)
+                places.push_back(&std::get<1>(row.place)(slots[size_t(slot)].block[size_t(layer)]));
+    return places;
+}
+
+}  // namespace
+
+std::vector<GptActivations> place_activations(const GptOptions& options, Arena& arena) {
     const size_t tokens = size_t(options.batch) * size_t(options.seq_len);
     const auto parts = size_t(options.tensor_parallel.size);
     const ActivationSizes sizes{.tokens = tokens,
                                 .rows = tokens / parts,
                                 .head_rows = std::min(size_t(options.head_rows), tokens),
-                                .shape = options.shape.part(int(parts))};
-    GptActivations acts{};
-    acts.block.resize(size_t(options.shape.n_layer));
+                                .shape = options.shape.part(int(parts)),
+                                .has_input = options.pipeline.is_first(),
+                                .has_output = options.pipeline.is_last()};
+    GptActivations empty;
+    empty.block.resize(size_t(options.shape.n_layer));
+    const std::vector<LayerRange> ranges = own_layers(options);
+    const std::vector<int> in_flight = micro_steps_in_flight(options);
+    std::vector<GptActivations> slots(size_t(std::ranges::max(in_flight)), empty);
 
     const char* name = "";
     View buffer;
@@ -133,18 +172,17 @@ GptActivations place_activations(const GptOptions& options, Arena& arena) {
         if (row.category == kBackward && !options.training) continue;
         const bool is_recomputed = options.recompute >= row.recomputed_from;
         const bool is_shared = row.is_shared || is_recomputed || !options.training;
-        const size_t layers = row.per_layer() ? acts.block.size() : 1, count = (sizes.*row.count)();
+        const size_t count = (sizes.*row.count)();
         if (count == 0) continue;
         const Dtype dtype = type_of(row.storage, options);
+        const std::vector<Activation*> places = places_of(row, ranges, in_flight, slots);
         if (std::strcmp(row.name, name) != 0)
-            buffer = arena.take(row.category, row.name, count * (is_shared ? 1 : layers), dtype);
+            buffer = arena.take(row.category, row.name, count * (is_shared ? 1 : places.size()), dtype);
         name = row.name;
-        for (size_t layer = 0; layer < layers; layer++) {
-            Activation& activation =
-                row.per_layer() ? std::get<1>(row.place)(acts.block[layer]) : std::get<0>(row.place)(acts);
-            activation.view = buffer && !is_shared ? buffer.from(layer * count) : buffer;
-            activation.is_kept = !is_recomputed;
+        for (size_t i = 0; i < places.size(); i++) {
+            places[i]->view = buffer && !is_shared ? buffer.from(i * count) : buffer;
+            places[i]->is_kept = !is_recomputed;
         }
     }
-    return acts;
+    return slots;
 }

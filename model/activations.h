@@ -5,6 +5,7 @@
 #include "kernels/tensor.h"
 #include "model/arena.h"
 #include "model/options.h"
+#include "model/schedule.h"
 
 // With tensor parallelism, a rank has B T / ranks rows of an activation with C channels and of the norms' statistics,
 // in the order of (B, T), and its part of other channels for all rows.
@@ -47,10 +48,11 @@ struct BlockActivations {
     MlpActivations mlp;
 };
 
+// The activations of one micro-step on a stage. All micro-steps share the buffers from `gathered`.
 struct GptActivations {
     Activation embedding;                 // (B, T, C), if it is normed
     NormActivations norm_e;               // its out is the first block's residual
-    std::vector<BlockActivations> block;  // (L)
+    std::vector<BlockActivations> block;  // (L), null on other stages
     Activation residual_f;                // (B, T, C), the last block's output
     NormActivations norm_f;
     Activation gathered;   // (B, T, C), all ranks' rows of a layer's input or gradient, or a term of their sum
@@ -61,5 +63,13 @@ struct GptActivations {
     Activation dwide;      // (B, T, max(fc channels, qkv channels, C)), gradient of fc, then of qkv
 };
 
-// Allocates every activation in the arena; an arena without memory only counts the bytes.
-GptActivations place_activations(const GptOptions& options, Arena& arena);
+// Returns this rank's passes of a step.
+std::vector<Pass> passes_of(const GptOptions& options, int micro_steps);
+
+// Returns the number of micro-steps whose activations a stage keeps at the same time, for each of its parts of the
+// layers.
+std::vector<int> micro_steps_in_flight(const GptOptions& options);
+
+// Allocates every activation in the arena; an arena without memory only counts the bytes. Micro-step m of a part of the
+// layers has the activations m modulo micro_steps_in_flight(). At least one.
+std::vector<GptActivations> place_activations(const GptOptions& options, Arena& arena);

@@ -32,24 +32,24 @@ Validation evaluate(Gpt& gpt, uint64_t batches, const std::function<Batch()>& ne
                     const std::function<int(int token)>& token_bytes, const std::function<void()>& between) {
     const size_t rows = size_t(gpt.options().batch) * size_t(gpt.options().seq_len);
     const size_t ranks = size_t(gpt.options().ranks), rank = size_t(gpt.options().rank);
-    std::vector<double> losses(ranks);
+    std::vector<double> losses(size_t(batches) * ranks);  // in the order of the stream
     std::array<double, 2> counts{};
     auto& [targets, bytes] = counts;
     double loss_sum = 0;
     for (uint64_t i = 0; i < batches; i++) {
         between();
         const Batch batch = next();
-        std::ranges::fill(losses, 0.0);
-        losses[rank] = batch_loss(gpt, batch.inputs, batch.targets);
+        losses[size_t(i) * ranks + rank] = batch_loss(gpt, batch.inputs, batch.targets);
         for (size_t row = 0; row < rows; row++) {
             if (batch.targets[row] < 0) continue;
             targets++;
             if (token_bytes) bytes += token_bytes(batch.targets[row]);
         }
-        // The ranks' batches are consecutive in the stream. Adding them in this order gives the bits of a single rank.
-        gpt.sum_over_ranks(losses);
-        for (const double loss : losses) loss_sum += loss;
     }
+    gpt.take_from_last_stage(losses);
+    gpt.sum_over_ranks(losses);
+    // Adding them in the stream's order gives the bits of a single rank.
+    for (const double loss : losses) loss_sum += loss;
     gpt.sum_over_ranks(counts);
     Validation result;
     result.loss = loss_sum / targets;
@@ -93,6 +93,7 @@ std::vector<double> log_likelihoods(Gpt& gpt, const std::vector<Continuation>& t
         sums.assign(parts[last].end - first, 0.0);
         for (size_t i = own.begin, at = 0; i < own.end; i++)
             for (size_t k = 0; k < own.seq_len; k++) sums[i - first] -= double(losses[at++]);
+        gpt.take_from_last_stage(sums);
         gpt.sum_over_ranks(sums);
         for (size_t i = 0; i < sums.size(); i++) scores[order[first + i]] = sums[i];
     }

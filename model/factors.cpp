@@ -71,12 +71,13 @@ std::vector<NamedTensor> name_factors(const GptState& s, bool once) {
     std::vector<NamedTensor> named;
     for (size_t i = 0; i < state.host_layers.size(); i++) {
         const ops::FactorLayer& layer = state.host_layers[i];
+        const bool is_copy = s.layout.tensors[i / size_t(kMaxStacked)].is_copy;
         const auto name = [&](const char* slot, float* values, size_t count) {
             named.push_back({format("%s.%s", slot, state.names[i].c_str()),
                              {count},
                              values,
                              0,
-                             once && s.options.rank > 0 ? 0 : count});
+                             once && (is_copy || s.options.rank > 0) ? 0 : count});
         };
         if (layer.rows == 0) continue;
         if (layer.is_factored) name("row_v", state.row_v + layer.first_row, size_t(layer.rows));
@@ -86,9 +87,10 @@ std::vector<NamedTensor> name_factors(const GptState& s, bool once) {
 }
 
 size_t factor_elements(const GptOptions& options, const TensorLayout& layout, const UpdateLayout& update) {
-    size_t elements = 0;
+    size_t elements = 0, i = 0;
     for (const ops::FactorLayer& layer : lay_out_factors(options, layout, update).host_layers)
-        elements += size_t(layer.is_factored ? layer.rows + layer.cols : layer.cols);
+        if (!layout.tensors[i++ / size_t(kMaxStacked)].is_copy)
+            elements += size_t(layer.is_factored ? layer.rows + layer.cols : layer.cols);
     return elements;
 }
 
@@ -108,7 +110,8 @@ void direct_factored(GptState& s, const RuleState& rule) {
          .n_chunks = rule.n_chunks},
         note_of_chunks(s, rule.first_chunk, rule.n_chunks));
     s.update_time.stop(s.stream);
-    if (s.options.is_sharded()) wait(all_reduce_sum(state.sums, n_sums, s.comm, s.stream), s.comm, s.stream);
+    if (s.options.is_sharded())
+        wait(all_reduce_sum(state.sums, n_sums, s.comms.data, s.stream), s.comms.data, s.stream);
     s.update_time.start(s.stream);
     run(s.stream, ops::factor_moments,
         {.row_v = state.row_v,

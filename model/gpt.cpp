@@ -1,6 +1,7 @@
 #include "model/gpt.h"
 
 #include <algorithm>
+#include <map>
 
 #include "kernels/base/check.h"
 #include "kernels/base/dropout.h"
@@ -8,22 +9,20 @@
 #include "kernels/comm.h"
 #include "kernels/device.h"
 #include "kernels/numeric.h"
-#include "kernels/op_stream.h"
 #include "kernels/op_work.h"
 #include "kernels/ops.h"
 #include "kernels/tensor.h"
 #include "kernels/trace.h"
 #include "model/activations.h"
 #include "model/arena.h"
-#include "model/block.h"
 #include "model/initialize.h"
-#include "model/layers.h"
 #include "model/measurements.h"
 #include "model/named_state.h"
 #include "model/options.h"
 #include "model/plan.h"
 #include "model/shape.h"
 #include "model/sharding.h"
+#include "model/stage.h"
 #include "model/state.h"
 #include "model/tensors.h"
 
@@ -50,6 +49,12 @@ void check_options(const GptOptions& o) {
     require(parts_problem.empty(), "%s", parts_problem.c_str());
 }
 
+// Copies chunks to the device. There a tensor has its number in the model, which keys RoundingBits.
+void copy_chunks(const GptState& s, ops::Chunk* to, const std::vector<ops::Chunk>& chunks) {
+    const std::vector<ops::Chunk> numbered = with_numbers(s.layout, chunks);
+    copy_to_device(to, numbered.data(), numbered.size() * sizeof(ops::Chunk), s.stream);
+}
+
 }  // namespace
 
 std::vector<MemoryRegion> plan_memory(const GptOptions& options) {
@@ -64,7 +69,8 @@ Gpt::Gpt(const GptOptions& options, const GridComm& comm) {
     Arena dry;
     place_state(options, dry);
     for (const auto& [rank, ranks, group] : {std::tuple(options.rank, options.ranks, comm.data),
-                                             {options.tensor_parallel.rank, options.tensor_parallel.size, comm.tensor}})
+                                             {options.tensor_parallel.rank, options.tensor_parallel.size, comm.tensor},
+                                             {options.pipeline.rank, options.pipeline.size, comm.pipeline}})
         require(rank == group.rank && ranks == group.size,
                 "model: options have rank %d of %d, the communicator rank %d of %d", rank, ranks, group.rank,
                 group.size);
@@ -74,23 +80,24 @@ Gpt::Gpt(const GptOptions& options, const GridComm& comm) {
     state_ = std::make_unique<GptState>(place_state(options, arena));
     GptState& s = *state_;
     s.memory = std::move(memory);
-    s.world = comm.world, s.comm = comm.data, s.group.comm = comm.tensor;
+    s.comms = comm, s.group.comm = comm.tensor;
+    s.activations.from = comm.neighbors.from_previous, s.activations.to = comm.neighbors.to_next;
+    s.gradients.from = comm.neighbors.from_next, s.gradients.to = comm.neighbors.to_previous;
     s.host_sums.resize(step_sums(s).count());
     s.host_update_scalars.reserve(s.update.groups.size());
     if (options.training) {
         const std::vector<ops::Chunk> grid = chunk_grid(s.layout);
         const std::vector<ops::Chunk> own = owned_chunks(s.layout, grid, options.rank, !options.is_sharded());
-        s.host_all_chunks = with_other_parts(s.layout, grid);
+        s.host_all_chunks = chunks_of_model(options);
         s.host_own_chunks = counted_once(s.layout, own);
         copy_to_device(s.all_chunks, s.host_all_chunks.data(), s.n_all_chunks * sizeof(ops::Chunk), s.stream);
-        copy_to_device(s.own_chunks, s.host_own_chunks.data(), s.host_own_chunks.size() * sizeof(ops::Chunk), s.stream);
+        copy_chunks(s, s.own_chunks, s.host_own_chunks);
         s.host_update_chunks = update_chunks(options, s.layout, s.update, options.is_sharded() ? own : grid);
-        copy_to_device(s.update_chunks, s.host_update_chunks.data(), s.host_update_chunks.size() * sizeof(ops::Chunk),
-                       s.stream);
+        copy_chunks(s, s.update_chunks, s.host_update_chunks);
         load_matrices(s);
         if (s.update.has_layers()) {
             std::vector<ops::Layer>& layers = s.trust.host_layers;
-            layers = update_layers(s.layout, s.update, s.host_all_chunks);
+            layers = update_layers(s.layout, s.update, with_other_parts(s.layout, grid));
             load_factors(s);
             copy_to_device(s.trust.layers, layers.data(), layers.size() * sizeof(ops::Layer), s.stream);
         }
@@ -106,7 +113,7 @@ Gpt::Gpt(const GptOptions& options, const GridComm& comm) {
 Gpt::Gpt(Gpt&&) noexcept = default;
 Gpt::~Gpt() {
     if (!state_) return;
-    for (const Comm& comm : {state_->world, state_->comm, state_->group.comm}) drain(comm);
+    for (const Comm& comm : state_->comms.distinct()) drain(comm);
 }
 
 const GptOptions& Gpt::options() const { return state_->options; }
@@ -119,6 +126,16 @@ void Gpt::initialize(uint64_t seed) {
     initialize_tensors(s, seed, values);
     if (values != s.master.data) ops::cast({.out = s.master, .inp = values, .count = owned_elements(s)}, s.stream);
     masters_changed();
+}
+
+// Plans this step's passes, if their number differs from the last step's.
+static void plan_passes(GptState& s) {
+    s.next_pass = 0;
+    if (s.passes.size() == 2 * s.layers.size() * size_t(s.micro_steps)) return;
+    s.passes = passes_of(s.options, s.micro_steps);
+    for (size_t chunk = 0; chunk < s.in_flight.size(); chunk++)
+        require(most_in_flight(s.passes, int(chunk)) <= s.in_flight[chunk],
+                "begin_step: %d micro-steps need more memory", s.micro_steps);
 }
 
 void Gpt::begin_step(const StepSettings& settings) {
@@ -143,155 +160,85 @@ void Gpt::begin_step(const StepSettings& settings) {
             s.options.seq_len, s.options.max_parts);
     s.average_weight = settings.average_weight;
     s.update_number = settings.update;
-    s.micro_steps_done = 0;
+    plan_passes(s);
+    s.micro_steps_loaded = 0;
+    std::ranges::fill(s.micro_steps_done, 0);
+    s.residual_rms.clear();
+    s.grad_scale = settings.grad_scale;
     s.measure = settings.measure;
     s.measure_first = settings.measure_first;
     s.first_norm_squared = 0;
     s.first_sample = settings.first_sample;
     s.drops = s.options.dropout > 0;
-    if (s.world.size == 1) return;
+    if (s.comms.world.size == 1) return;
     std::fill(s.host_sums.begin(), s.host_sums.end(), 0.0);
     copy_to_device(s.sums, s.host_sums.data(), s.host_sums.size() * sizeof(double), s.stream);
 }
 
-namespace {
-
-// Finds the start of each token's document: the last document_token so far in its sequence.
-void load_documents(GptState& s, PassSizes sizes, const int* tokens) {
-    if (!s.first_key) return;
-    for (int row = 0, first = 0; row < int(sizes.rows()); row++) {
-        const int position = row % sizes.seq_len;
-        if (position == 0 || tokens[row] == s.options.document_token) first = position;
-        s.host_first_key[size_t(row)] = first;
-    }
-    copy_to_device(s.first_key, s.host_first_key.data(), sizes.rows() * sizeof(int), s.stream);
-}
-
-// Returns the masks of the next micro-step, if forward() drops. They depend on the number of each sample in the run.
-// The keys are in device memory, so the same launches serve every step.
-ops::DropoutMask next_dropout(GptState& s) {
+// Returns the masks of a micro-step's input, which depend on the number of each sample in the run. The keys are in
+// device memory, so the same launches serve every step.
+static ops::DropoutMask dropout_of(GptState& s, int micro_step, uint64_t* device_keys) {
     if (!s.drops) return {};
-    const size_t micro_step = size_t(s.options.rank) * size_t(s.micro_steps) + size_t(s.micro_steps_done);
+    const size_t number = size_t(s.options.rank) * size_t(s.micro_steps) + size_t(micro_step);
     std::vector<uint64_t>& keys = s.host_dropout_keys;
     const size_t batch = size_t(s.options.batch), parts = size_t(s.options.seq_len / s.seq_len);
     for (size_t row = 0; row < batch * parts; row++)
         keys[row] = ops::dropout_key(s.options.seed,
-                                     s.first_sample + micro_step * batch + row / parts + (uint64_t(row % parts) << 48));
-    copy_to_device(s.dropout_keys, keys.data(), keys.size() * sizeof(uint64_t), s.stream);
-    return {.keys = s.dropout_keys, .threshold = ops::dropout_threshold(s.options.dropout)};
-}
-
-// Returns the input of a block: the output of the previous block, or the embedding without a branch. The final norm
-// follows the last block.
-ResidualSum block_input(const GptState& s, size_t layer) {
-    if (layer == 0) return {.residual = s.acts.block[0].residual, .branch = nullptr};
-    const BlockActivations& before = s.acts.block[layer - 1];
-    return {.residual = before.residual_mid, .branch = before.mlp.out};
-}
-
-}  // namespace
-
-void load_tokens(GptState& s, PassSizes sizes, const int* tokens) {
-    copy_to_device(s.tokens, tokens, sizes.rows() * sizeof(int), s.stream);
-    load_documents(s, sizes, tokens);
-}
-
-void loss_forward_backward(GptState& s, const LayerContext& x, const int* targets, int index, float grad_scale,
-                           View dinp) {
-    copy_to_device(s.targets, targets, size_t(x.rows) * sizeof(int), s.stream);
-    wait_params(s, s.layout.bucket_of_head());
-    head_forward_backward(x, head_weights(s), s.acts.norm_f.out, s.options.head_rows,
-                          {.logits = s.acts.logits.view,
-                           .loss = s.acts.loss.view.as<float>(),
-                           .targets = s.targets,
-                           .loss_scale = s.loss_scale,
-                           .grad_scale = grad_scale,
-                           .z_loss = s.options.z_loss,
-                           .dinp = dinp});
-    run(s.stream, ops::loss_sum,
-        {.out = s.sums + step_sums(s).loss(s.options.rank, index),
-         .loss = s.acts.loss.view.as<float>(),
-         .rows = x.rows,
-         .accumulate = false});
-}
-
-void forward_pass(GptState& s, const LayerContext& x) {
-    const bool is_measured = s.measure && s.micro_steps_done + 1 == s.micro_steps;
-    wait_params(s, 0);
-    const Activation& input = s.acts.block[0].residual;
-    const bool is_normed = s.options.shape.embedding_norm;
-    embedding_forward(x, s.weights.wte, s.weights.wpe, s.tokens, is_normed ? s.acts.embedding : input);
-    if (is_normed) {
-        NormActivations norm = s.acts.norm_e;
-        norm.out = input;
-        residual_norm_forward(x, s.weights.norm_e, {.residual = s.acts.embedding, .branch = nullptr}, s.acts.embedding,
-                              norm);
-    }
-    dropout_forward(x, DropoutSite::embedding, input);
-    for (size_t layer = 0; layer < s.acts.block.size(); layer++) {
-        const int bucket = s.layout.bucket_of_layer(int(layer));
-        wait_params(s, bucket);
-        prefetch_params(s, bucket + 1);
-        const BlockActivations& block = s.acts.block[layer];
-        block_forward(x.of_block(layer), s.weights.block[layer], block_input(s, layer), block);
-        if (is_measured) measure_residual(s, block.norm1), measure_residual(s, block.norm2);
-    }
-    residual_norm_forward(x, s.weights.norm_f, block_input(s, s.acts.block.size()), s.acts.residual_f, s.acts.norm_f);
-    if (is_measured) measure_residual(s, s.acts.norm_f);
+                                     s.first_sample + number * batch + row / parts + (uint64_t(row % parts) << 48));
+    copy_to_device(device_keys, keys.data(), keys.size() * sizeof(uint64_t), s.stream);
+    return {.keys = device_keys, .threshold = ops::dropout_threshold(s.options.dropout)};
 }
 
 void Gpt::trace(Trace* trace, int step) {
     GptState& s = *state_;
     if (trace) trace->begin_step(step, s.stream);
     s.stream.trace = trace;
-    for (const Comm& comm : {s.world, s.comm, s.group.comm}) observe(comm, trace);
+    for (const Comm& comm : s.comms.distinct()) observe(comm, trace);
+}
+
+const std::vector<Pass>& Gpt::passes() const { return state_->passes; }
+
+void Gpt::load(const int* tokens, const int* targets) {
+    GptState& s = *state_;
+    const int micro_step = s.micro_steps_loaded++;
+    MicroStepInput& input = s.inputs[size_t(micro_step) % s.inputs.size()];
+    load_input(s, input, step_sizes(s), tokens);
+    if (targets) copy_to_device(input.targets, targets, step_sizes(s).rows() * sizeof(int), s.stream);
+    input.dropout = dropout_of(s, micro_step, input.dropout_keys);
+}
+
+static void compute_pass(GptState& s, const Pass& pass, const Pass* next) {
+    const HostSpan span(s.stream.trace, pass.kind == Pass::forward ? "forward" : "backward");
+    StagePass place = stage_pass(s, layer_context(s, step_sizes(s)), pass.chunk, pass.micro_step);
+    place.x.dropout = place.input.dropout;
+    if (pass.kind == Pass::backward) return backward_part(s, place, next);
+    const bool is_measured = s.measure && pass.micro_step + 1 == s.micro_steps;
+    if (is_measured) s.residual_rms.resize(2 * s.weights.block.size() + 1);
+    forward_part(s, place, next, is_measured);
+}
+
+void Gpt::compute(const Pass& pass) {
+    GptState& s = *state_;
+    require(s.next_pass < s.passes.size() && pass == s.passes[s.next_pass], "compute: not the next pass of the step");
+    s.next_pass++;
+    compute_pass(s, pass, s.next_pass < s.passes.size() ? &s.passes[s.next_pass] : nullptr);
+    if (s.measure_first && pass == Pass{Pass::backward, 0, 0}) s.first_norm_squared = gradients_squared(s);
 }
 
 void Gpt::forward(const int* tokens) {
     GptState& s = *state_;
-    const HostSpan span(s.stream.trace, "forward");
-    s.dropout = next_dropout(s);
-    s.residual_rms.clear();
-    load_tokens(s, step_sizes(s), tokens);
-    forward_pass(s, layer_context(s, step_sizes(s), false));
+    require(s.options.pipeline.size == 1, "forward: this rank has one of %d stages", s.options.pipeline.size);
+    s.micro_steps_loaded = s.micro_steps_done[0];
+    load(tokens, nullptr);
+    compute_pass(s, {Pass::forward, 0, s.micro_steps_done[0]}, nullptr);
 }
 
 void Gpt::backward(const int* targets, float grad_scale) {
     GptState& s = *state_;
-    const HostSpan span(s.stream.trace, "backward");
-    const MicroStep micro = begin_micro_step(s);
-    const LayerContext x = layer_context(s, step_sizes(s), micro.accumulate);
-    LayerContext again = x;
-    again.is_recomputing = true;
-    const View dresidual = s.acts.dresidual.view, dbranch = s.acts.dbranch.view;
-
-    const int head = s.layout.bucket_of_head();
-    begin_grads(s, 0);
-    if (head > 0) begin_grads(s, head);
-    loss_forward_backward(s, x, targets, micro.index, grad_scale, dbranch);
-    if (head > 0) end_grads(s, head, micro);
-    residual_norm_backward(x, s.weights.norm_f, s.acts.residual_f, s.acts.norm_f, dbranch, dresidual, false);
-    for (size_t layer = s.acts.block.size(); layer-- > 0;) {
-        const int index = s.layout.bucket_of_layer(int(layer));
-        const Bucket& bucket = s.layout.buckets[size_t(index)];
-        wait_params(s, index);
-        prefetch_params(s, index - 1);
-        if (int(layer) + 1 == bucket.first_layer + bucket.n_layers) begin_grads(s, index);
-        block_forward(again.of_block(layer), s.weights.block[layer], block_input(s, layer), s.acts.block[layer]);
-        block_backward(x.of_block(layer), s.weights.block[layer], s.acts.block[layer],
-                       {dresidual, dbranch, s.acts.dwide.view});
-        if (int(layer) == bucket.first_layer) end_grads(s, index, micro);
-    }
-    dropout_backward(x, DropoutSite::embedding, dresidual, dresidual);
-    if (s.options.shape.embedding_norm) {
-        residual_norm_backward(x, s.weights.norm_e, s.acts.embedding, s.acts.norm_e, dresidual, dbranch, false);
-        embedding_backward(x, s.weights.wte, s.weights.wpe, s.tokens, dbranch);
-    } else {
-        embedding_backward(x, s.weights.wte, s.weights.wpe, s.tokens, dresidual);
-    }
-    end_grads(s, 0, micro);
-    end_micro_step(s);
-    if (s.measure_first && micro.index == 0) s.first_norm_squared = gradients_squared(s);
+    s.grad_scale = grad_scale;
+    copy_to_device(s.inputs[0].targets, targets, step_sizes(s).rows() * sizeof(int), s.stream);
+    compute_pass(s, {Pass::backward, 0, s.micro_steps_done[0]}, nullptr);
+    if (s.measure_first && s.micro_steps_done[0] == 1) s.first_norm_squared = gradients_squared(s);
 }
 
 double Gpt::first_norm_squared() const { return state_->first_norm_squared; }
@@ -322,39 +269,48 @@ StepResult Gpt::end_step(std::span<const double> votes) {
     if (s.measure) {
         result.tensor_norms = tensor_norms(s);
         result.residual_rms = std::exchange(s.residual_rms, {});
+        sum_over(s, s.comms.pipeline, result.residual_rms);
         s.measure = false;
     }
-    if (norm.non_finite_tensor >= 0) result.non_finite_tensor = s.layout.tensors[size_t(norm.non_finite_tensor)].name;
+    if (norm.non_finite_tensor >= 0) result.non_finite_tensor = s.layout.names[size_t(norm.non_finite_tensor)];
     return result;
 }
 
-void Gpt::sum_over_ranks(std::span<double> values) { sum_over(*state_, state_->comm, values); }
+void Gpt::sum_over_ranks(std::span<double> values) { sum_over(*state_, state_->comms.data, values); }
 
-void sum_over(GptState& s, const Comm& comm, std::span<double> values) {
-    const size_t most = step_sums(s).count();
-    for (; comm.size > 1 && !values.empty(); values = values.subspan(std::min(most, values.size()))) {
-        const std::span<double> some = values.first(std::min(most, values.size()));
-        copy_to_device(s.sums, some.data(), some.size_bytes(), s.stream);
-        wait(all_reduce_sum(s.sums, some.size(), comm, s.stream), comm, s.stream);
-        copy_to_host(some.data(), s.sums, some.size_bytes(), s.stream);
-        synchronize(s.stream);
-    }
+void Gpt::take_from_last_stage(std::span<double> values) {
+    if (!state_->options.pipeline.is_last()) std::ranges::fill(values, 0.0);
+    sum_over(*state_, state_->comms.pipeline, values);
 }
 
 std::vector<NamedTensor> Gpt::master_tensors() const { return name_tensors(*state_, "master", state_->master); }
 
 std::vector<NamedTensor> Gpt::gradient_tensors() const { return name_tensors(*state_, "grad", state_->own_grad); }
 
-// Appends the state of whole matrices.
-static std::vector<NamedTensor> with_matrix_state(const GptState& s, std::vector<NamedTensor> named) {
+// Names all state, with the state of whole matrices and, in the order of a rank that has all layers, that of the layers
+// on other stages, of which this rank has no element.
+static std::vector<NamedTensor> name_all_state(const GptState& s, bool once) {
+    std::vector<NamedTensor> named = name_state(s, once);
     std::ranges::move(name_matrix_state(s), std::back_inserter(named));
+    if (s.options.pipeline.size == 1) return named;
+    std::map<std::string, NamedTensor> own;
+    for (NamedTensor& tensor : named) own.emplace(tensor.name, std::move(tensor));
+    GptOptions alone = s.options;
+    alone.pipeline = {}, alone.tensor_parallel = {};
+    alone.rank = 0, alone.ranks = 1;
+    Arena dry;
+    named = name_all_state(place_state(alone, dry), once);
+    for (NamedTensor& tensor : named) {
+        tensor.count = 0;
+        if (const auto found = own.find(tensor.name); found != own.end()) tensor = std::move(found->second);
+    }
     return named;
 }
 
-std::vector<NamedTensor> Gpt::state_tensors() const { return with_matrix_state(*state_, name_state(*state_, false)); }
+std::vector<NamedTensor> Gpt::state_tensors() const { return name_all_state(*state_, false); }
 
 std::vector<NamedTensor> Gpt::saved_tensors() const {
-    std::vector<NamedTensor> tensors = with_matrix_state(*state_, name_state(*state_, true));
+    std::vector<NamedTensor> tensors = name_all_state(*state_, true);
     std::ranges::stable_partition(tensors, [](const NamedTensor& tensor) { return size_of(tensor.values.dtype) == 4; });
     return tensors;
 }

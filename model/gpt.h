@@ -3,10 +3,14 @@
 //     gpt.initialize(seed);
 //     for each step:
 //         gpt.begin_step({.learning_rate = ..., .update = ...});
-//         micro_steps times:
-//             gpt.forward(tokens);
-//             gpt.backward(targets, scale);      // accumulates gradients
+//         for (const Pass& pass : gpt.passes()) {
+//             if (pass.begins_micro_step()) gpt.load(tokens, targets);
+//             gpt.compute(pass);                 // a backward pass accumulates gradients
+//         }
 //         StepResult result = gpt.end_step();    // sum over ranks, norm, clipping, optimizer
+//
+// With pipeline parallelism a rank has some of the layers, and its passes exchange activations and gradients with those
+// of the neighboring stages.
 #pragma once
 
 #include <memory>
@@ -16,8 +20,9 @@
 #include "kernels/ops.h"
 #include "kernels/tensor.h"
 #include "model/arena.h"
-#include "model/options.h"  // IWYU pragma: export
-#include "model/tensors.h"  // IWYU pragma: export
+#include "model/options.h"   // IWYU pragma: export
+#include "model/schedule.h"  // IWYU pragma: export
+#include "model/tensors.h"   // IWYU pragma: export
 
 // Settings that change from step to step.
 struct StepSettings {
@@ -32,6 +37,8 @@ struct StepSettings {
     bool measure = false;        // whether the step's result has tensor_norms and residual_rms
     bool measure_first = false;  // whether first_norm_squared() measures the step's first micro-step
     int64_t update = 1;          // number of this update from 1, without skipped steps: t in the optimizers' formulas
+    // Weight of each target's loss. 1 / (number of the step's targets over all ranks) makes the loss a mean.
+    float grad_scale = 1;
     // Number of the step's first sample, counted over all ranks from the beginning of the run. It determines dropout's
     // masks: row b of micro-step m on rank r is sample first_sample + (r micro_steps + m) batch + b, and part p
     // of its split sequence counts as sample p 2^48 + that.
@@ -46,7 +53,7 @@ struct StepResult {
     // The name of the first tensor whose gradient has a NaN or an infinity; empty if all are finite. If it is not
     // empty, the update was skipped.
     std::string non_finite_tensor;
-    // Only if requested, and the same on all ranks: the norm of each tensor's gradient, in the order of layout().
+    // Only if requested, and the same on all ranks: the norm of each tensor's gradient, in the order of layout().names.
     // grad_norm combines them.
     std::vector<double> tensor_norms;
     // Only if requested: the root mean square of the residual stream's elements in this rank's rows of the last
@@ -79,12 +86,20 @@ public:
     // recording. Waits for the device, but not for collectives.
     void trace(Trace* trace, int step);
 
-    // tokens: (B, T) in host memory. The caller may reuse it at once, and also `targets` below. Dropout acts only
-    // between begin_step() and end_step(). Passes without a backward pass are in model/inference.h.
-    void forward(const int* tokens);
+    // The passes of this rank between begin_step() and end_step(), in their order; see model/schedule.h.
+    const std::vector<Pass>& passes() const;
 
-    // Computes the loss of the last forward() and its gradients. targets: (B, T), -1 for no target. grad_scale is the
-    // weight of each target's loss; 1 / (number of the step's targets over all ranks) makes the loss a mean.
+    // Gives the next micro-step its tokens and targets: (B, T) in host memory, -1 for no target. The caller may reuse
+    // them at once.
+    void load(const int* tokens, const int* targets);
+
+    // Computes the next of passes(). A pass may wait for other stages.
+    void compute(const Pass& pass);
+
+    // The two passes of the next micro-step, on a rank with all layers: load() and compute() in one call. backward()
+    // replaces StepSettings::grad_scale. Dropout acts only between begin_step() and end_step(). Passes without a
+    // backward pass are in model/inference.h.
+    void forward(const int* tokens);
     void backward(const int* targets, float grad_scale);
 
     // The squared norm of the gradient of this step's first micro-step, without the loss scale; 0 unless requested.
@@ -99,9 +114,12 @@ public:
 
     // Sums the values over the ranks with the same part of the model, which have different samples.
     void sum_over_ranks(std::span<double> values);
+    // Replaces the values by those of the last stage, which computes the losses.
+    void take_from_last_stage(std::span<double> values);
 
-    // This rank's part of the master weights, their average and the optimizer state, by name. After writing masters
-    // from outside, call masters_changed() on all ranks.
+    // This rank's part of the master weights, their average and the optimizer state, by name. State and saved tensors
+    // are those of the whole model; of other stages' tensors this rank has no elements. After writing masters from
+    // outside, call masters_changed() on all ranks.
     std::vector<NamedTensor> state_tensors() const;
     std::vector<NamedTensor> master_tensors() const;
     // The same with each element on one rank only, as saved in a checkpoint. Tensors of 16 bits are last, because a

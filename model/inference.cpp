@@ -10,52 +10,51 @@
 #include "kernels/trace.h"
 #include "model/layers.h"
 #include "model/sharding.h"
+#include "model/stage.h"
 #include "model/state.h"
 
 namespace {
 
-// Inference never drops, even between begin_step() and end_step().
-LayerContext inference_context(const GptState& s, PassSizes sizes) {
-    LayerContext x = layer_context(s, sizes, false);
-    x.dropout = {};
-    return x;
-}
-
 void forward_tokens(GptState& s, const LayerContext& x, const int* tokens) {
     const HostSpan span(s.stream.trace, "forward");
-    load_tokens(s, {x.batch, x.seq_len}, tokens);
-    forward_pass(s, x);
+    load_input(s, s.inputs[0], {x.batch, x.seq_len}, tokens);
+    forward_model(s, x);
 }
 
-// Computes the float logits that follow `count` rows of a forward pass: (count, V). At most options.head_rows rows.
-void logits_of_rows(GptState& s, int first, int count, float* logits) {
-    const LayerContext x = inference_context(s, {count, 1});
-    const ConstView all = gather_rows(inference_context(s, training_sizes(s)), s.acts.norm_f.out);
+// Computes this rank's part of the float logits that follow `count` rows of a forward pass: (count, V). At most
+// options.head_rows rows.
+void own_logits_of_rows(GptState& s, int first, int count, float* logits) {
+    const LayerContext x = layer_context(s, {count, 1});
+    const ConstView all = gather_rows(layer_context(s, training_sizes(s)), s.acts[0].norm_f.out);
     const ConstView inp = all.from(size_t(first) * size_t(s.options.shape.n_embd));
     wait_params(s, s.layout.bucket_of_head());
-    linear_forward(x, head_weights(s), inp, s.acts.logits);
+    linear_forward(x, head_weights(s), inp, s.acts[0].logits);
     const size_t padded = size_t(s.layout.shape.padded_vocab()), vocab = size_t(s.options.shape.vocab_size);
     std::vector<std::byte>& rows = s.host_logits;
     rows.resize(size_t(count) * padded * size_of(s.options.precision));
-    copy_to_host(rows.data(), s.acts.logits.view.data, rows.size(), s.stream);
+    copy_to_host(rows.data(), s.acts[0].logits.view.data, rows.size(), s.stream);
     synchronize(s.stream);
     const ConstView values(rows.data(), s.options.precision);
     const double cap = double(float(s.options.shape.final_softcap));
     const size_t first_token = std::min(size_t(s.group.comm.rank) * padded, vocab);
     const size_t end_token = std::min(first_token + padded, vocab);
-    std::vector<double> whole(s.group.comm.size > 1 ? vocab : 0);
-    for (size_t row = 0; row < size_t(count); row++) {
-        float* out = logits + row * vocab;
+    for (size_t row = 0; row < size_t(count); row++)
         for (size_t i = first_token; i < end_token; i++) {
             const double logit = element(values, row * padded + i - first_token);
-            out[i] = float(cap > 0 ? cap * std::tanh(logit / cap) : logit);
+            logits[row * vocab + i] = float(cap > 0 ? cap * std::tanh(logit / cap) : logit);
         }
-        if (s.group.comm.size == 1) continue;
-        std::ranges::fill(whole, 0.0);
-        std::copy(out + first_token, out + end_token, whole.begin() + ptrdiff_t(first_token));
-        sum_over(s, s.group.comm, whole);
-        std::ranges::copy(whole, out);
-    }
+}
+
+// The same of all ranks.
+void logits_of_rows(GptState& s, int first, int count, float* logits) {
+    const size_t n = size_t(count) * size_t(s.options.shape.vocab_size);
+    const bool is_divided = s.group.comm.size > 1 || s.comms.pipeline.size > 1;
+    if (is_divided) std::fill_n(logits, n, 0.0f);
+    if (s.layout.has_output()) own_logits_of_rows(s, first, count, logits);
+    if (!is_divided) return;
+    std::vector<double> whole(logits, logits + n);
+    for (const Comm& comm : {s.group.comm, s.comms.pipeline}) sum_over(s, comm, whole);
+    std::ranges::transform(whole, logits, [](double logit) { return float(logit); });
 }
 
 }  // namespace
@@ -68,12 +67,15 @@ double batch_loss(Gpt& gpt, const int* tokens, const int* targets, float* losses
                 sizes.seq_len);
         sizes = {sizes.batch * (sizes.seq_len / seq_len), seq_len};
     }
-    const LayerContext x = inference_context(s, sizes);
+    const LayerContext x = layer_context(s, sizes);
     forward_tokens(s, x, tokens);
-    loss_forward_backward(s, x, targets, 0, 0.0f, nullptr);
+    if (losses) std::fill_n(losses, sizes.rows(), 0.0f);
+    if (!s.layout.has_output()) return 0;
+    copy_to_device(s.inputs[0].targets, targets, sizes.rows() * sizeof(int), s.stream);
+    loss_forward_backward(s, stage_pass(s, x, s.options.pipeline.chunks - 1, 0), 0, nullptr);
     double loss_sum = 0;
     copy_to_host(&loss_sum, s.sums + step_sums(s).loss(s.options.rank, 0), sizeof(loss_sum), s.stream);
-    if (losses) copy_to_host(losses, s.acts.loss.view.data, sizes.rows() * sizeof(float), s.stream);
+    if (losses) copy_to_host(losses, s.acts[0].loss.view.data, sizes.rows() * sizeof(float), s.stream);
     synchronize(s.stream);
     return loss_sum;
 }
@@ -85,7 +87,7 @@ void next_token_logits(Gpt& gpt, const int* tokens, int count, float* logits) {
             sizes.seq_len);
     std::vector<int> padded(sizes.rows());  // attention is causal: later tokens have no effect
     std::copy_n(tokens, count, padded.begin());
-    forward_tokens(s, inference_context(s, sizes), padded.data());
+    forward_tokens(s, layer_context(s, sizes), padded.data());
     logits_of_rows(s, count - 1, 1, logits);
 }
 
@@ -103,11 +105,11 @@ void prefill(Gpt& gpt, int sequence, const int* tokens, int count, float* logits
             s.options.cached_sequences);
     require(count >= 1 && count <= s.options.seq_len, "prefill: %d tokens, must be in [1, %d]", count,
             s.options.seq_len);
-    LayerContext x = inference_context(s, {1, count});
+    LayerContext x = layer_context(s, {1, count});
     x.prefilled = sequence;
     forward_tokens(s, x, tokens);
     logits_of_rows(s, count - 1, 1, logits);
-    s.cached[size_t(sequence)] = {sequence, count, s.first_key ? s.host_first_key[size_t(count) - 1] : 0};
+    s.cached[size_t(sequence)] = {sequence, count, s.inputs[0].first_key ? s.host_first_key[size_t(count) - 1] : 0};
 }
 
 void decode(Gpt& gpt, std::span<const NextToken> tokens, float* logits) {
@@ -121,19 +123,19 @@ void decode(Gpt& gpt, std::span<const NextToken> tokens, float* logits) {
         ops::AttentionDecode::Place& place = s.cached[size_t(next.sequence)];
         require(place.position >= 1 && place.position < s.options.seq_len, "decode: sequence %d has %d of %d tokens",
                 next.sequence, place.position, s.options.seq_len);
-        if (s.first_key && next.token == s.options.document_token) place.first_key = place.position;
+        if (s.inputs[0].first_key && next.token == s.options.document_token) place.first_key = place.position;
         places.push_back(place);
         positions.push_back(place.position);
         place.position++;
         ids.push_back(next.token);
     }
-    copy_to_device(s.tokens, ids.data(), ids.size() * sizeof(int), s.stream);
+    copy_to_device(s.inputs[0].tokens, ids.data(), ids.size() * sizeof(int), s.stream);
     copy_to_device(s.places, places.data(), places.size() * sizeof(places[0]), s.stream);
     copy_to_device(s.positions, positions.data(), positions.size() * sizeof(int), s.stream);
     const DecodePass pass{.places = s.places, .positions = s.positions};
-    LayerContext x = inference_context(s, {int(tokens.size()), 1});
+    LayerContext x = layer_context(s, {int(tokens.size()), 1});
     x.decode = &pass;
-    forward_pass(s, x);
+    forward_model(s, x);
     const int head_rows = s.options.head_rows;
     for (int row = 0; row < x.rows; row += head_rows)
         logits_of_rows(s, row, std::min(head_rows, x.rows - row),

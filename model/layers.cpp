@@ -40,7 +40,7 @@ void embedding_forward(const LayerContext& x, const LayerWeights& wte, const Lay
 }
 
 void embedding_backward(const LayerContext& x, const LayerWeights& wte, const LayerWeights& wpe, const int* tokens,
-                        ConstView dout) {
+                        ConstView dout, bool has_head_part) {
     run(x.stream, ops::embedding_backward,
         {.dwte = wte.weight.grad,
          .dwpe = wpe.weight.grad,
@@ -53,7 +53,7 @@ void embedding_backward(const LayerContext& x, const LayerWeights& wte, const La
          .vocab = wte.weight.rows,
          .n_positions = wpe.weight.rows,
          .accumulate = x.accumulate,
-         .accumulate_dwte = x.shape->tie_embeddings || x.accumulate,
+         .accumulate_dwte = has_head_part || x.accumulate,
          .first_token = x.group->comm.rank * wte.weight.rows});
 }
 

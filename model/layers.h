@@ -89,9 +89,9 @@ ConstView gather_rows(const LayerContext& x, ConstView own);
 // out = wte[token] + wpe[position]; wte[token] without learned positions
 void embedding_forward(const LayerContext& x, const LayerWeights& wte, const LayerWeights& wpe, const int* tokens,
                        const Activation& out);
-// With a tied head, the gradient of wte already holds the head's part.
+// has_head_part: the gradient of wte already holds the part of a tied head.
 void embedding_backward(const LayerContext& x, const LayerWeights& wte, const LayerWeights& wpe, const int* tokens,
-                        ConstView dout);
+                        ConstView dout, bool has_head_part);
 
 // residual = in.residual + in.branch, out = norm(residual). Without a branch, `residual` is the input.
 void residual_norm_forward(const LayerContext& x, const LayerWeights& w, ResidualSum in, const Activation& residual,

@@ -101,7 +101,7 @@ Exchange::Message message(int rank, View values, size_t count) {
 // theirs. An owner that has the whole matrix needs none.
 void list_messages(GptState& s, size_t number, MatrixGroup& group) {
     const Grid grid = grid_of(s.options);
-    const int me = s.options.world_rank();
+    const int me = s.options.stage_rank();
     const Matrix& matrix = s.matrix.matrices[number];
     const bool is_sharded = s.options.is_sharded(), is_whole = !has_pieces(s.options);
     const int owner_data = grid.place_of(matrix.owner).data;
@@ -211,7 +211,7 @@ void place_matrices(GptState& s, Arena& arena) {
     if (state.rule < 0) return;
     state.matrices = lay_out_matrices(s.layout);
 
-    const int me = s.options.world_rank();
+    const int me = s.options.stage_rank();
     size_t whole = 0, joined = 0;
     MatrixMemory most;
     for (const Matrix& matrix : state.matrices) {
@@ -275,7 +275,7 @@ void begin_matrices(GptState& s) {
          .nesterov = s.options.optimizer.nesterov},
         note_of_chunks(s, rule.first_chunk, rule.n_chunks));
     for (MatrixGroup& group : state.groups)
-        if (has_pieces(s.options)) group.ticket = exchange(group.directions, s.world, s.stream);
+        if (has_pieces(s.options)) group.ticket = exchange(group.directions, s.comms.stage, s.stream);
 }
 
 void finish_matrices(GptState& s) {
@@ -284,16 +284,16 @@ void finish_matrices(GptState& s) {
     const bool has_step = s.update_number >= row_of(s).first_update;
     for (MatrixGroup& group : state.groups) {
         s.update_time.stop(s.stream);
-        if (has_pieces(s.options)) wait(group.ticket, s.world, s.stream);
+        if (has_pieces(s.options)) wait(group.ticket, s.comms.stage, s.stream);
         s.update_time.start(s.stream);
         for (size_t number = group.first; number < group.end; number++)
-            if (state.matrices[number].owner == s.options.world_rank()) direct(s, number);
-        if (has_step && s.world.size > 1) group.ticket = exchange(group.results, s.world, s.stream);
+            if (state.matrices[number].owner == s.options.stage_rank()) direct(s, number);
+        if (has_step && s.comms.stage.size > 1) group.ticket = exchange(group.results, s.comms.stage, s.stream);
     }
     for (const MatrixGroup& group : state.groups) {
         if (!has_step) break;
         s.update_time.stop(s.stream);
-        if (s.world.size > 1) wait(group.ticket, s.world, s.stream);
+        if (s.comms.stage.size > 1) wait(group.ticket, s.comms.stage, s.stream);
         s.update_time.start(s.stream);
         apply_directions(s, group.first_chunk, group.n_chunks, state.direction, s.options.optimizer.cautious_decay);
     }

@@ -8,10 +8,11 @@
 #include "kernels/op_stream.h"
 #include "kernels/ops.h"
 #include "model/sharding.h"
+#include "model/stage.h"
 
 // The rows' mean and rstd are already on the device: the mean square of a row is mean^2 + 1 / rstd^2 - eps, for RMSNorm
 // without the mean.
-void measure_residual(GptState& s, const NormActivations& norm) {
+void measure_residual(GptState& s, const NormActivations& norm, size_t place) {
     const size_t rows = training_sizes(s).rows() / size_t(s.group.comm.size);
     std::vector<float>& host = s.host_statistics;
     host.assign(2 * rows, 0.0f);
@@ -23,11 +24,11 @@ void measure_residual(GptState& s, const NormActivations& norm) {
         const double mean = host[row], rstd = host[rows + row];
         sum += mean * mean + 1 / (rstd * rstd) - double(float(s.options.shape.norm_eps));
     }
-    s.residual_rms.push_back(std::sqrt(sum < 0 ? 0 : sum / double(rows)));  // rounding can make it negative
+    s.residual_rms[place] = std::sqrt(sum < 0 ? 0 : sum / double(rows));  // rounding can make it negative
 }
 
 std::vector<double> tensor_norms(const GptState& s) {
-    std::vector<double> sums(s.host_all_chunks.size()), norms(s.layout.tensors.size());
+    std::vector<double> sums(s.host_all_chunks.size()), norms(s.layout.names.size());
     copy_to_host(sums.data(), s.sums, sums.size() * sizeof(double), s.stream);
     synchronize(s.stream);
     for (const ops::Chunk& chunk : s.host_all_chunks) norms[size_t(chunk.tensor)] += sums[size_t(chunk.index)];
@@ -35,12 +36,23 @@ std::vector<double> tensor_norms(const GptState& s) {
     return norms;
 }
 
+// Returns the whole gradients of the first micro-step, with both parts of a tied embedding's.
+static const float* first_gradients(GptState& s) {
+    if (s.head_levels.empty()) return s.grad;
+    float* const sum = s.levels[1];  // of the next micro-step
+    const Bucket& tied = s.layout.buckets[size_t(s.layout.tied_bucket)];
+    copy_on_device(sum, s.grad, s.layout.elements * sizeof(float), s.stream);
+    run(s.stream, ops::add,
+        {.out = sum + tied.begin, .inp = s.head_levels[0], .count = tied.piece * size_t(s.options.ranks)});
+    return sum;
+}
+
 double gradients_squared(GptState& s) {
     const bool is_whole = s.options.keeps_whole_gradients();
     wait_shards(s);
     run(s.stream, ops::squared_sums,
         {.out = s.sums,
-         .values = is_whole ? s.grad : s.own_grad,
+         .values = is_whole ? first_gradients(s) : s.own_grad,
          .chunks = is_whole ? s.all_chunks : s.own_chunks,
          .n_chunks = int(is_whole ? s.host_all_chunks.size() : s.host_own_chunks.size())},
         {.elements = is_whole ? s.layout.elements : s.layout.shard_elements});

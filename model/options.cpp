@@ -1,8 +1,54 @@
 #include "model/options.h"
 
+#include <algorithm>
+#include <cmath>
+
 #include "kernels/base/check.h"
 #include "model/tensors.h"
 #include "model/update.h"
+
+// The multiplications per token of [first, end) in a forward pass, with the head if it follows.
+static double work_of_layers(const GptOptions& o, int first, int end) {
+    const GptShape& s = o.shape;
+    const double channels = s.n_embd;
+    double work = end == s.n_layer ? channels * s.padded_vocab() : 0;
+    for (int layer = first; layer < end; layer++)
+        work += channels * (s.qkv_channels() + s.attention_channels() + s.fc_channels() + s.hidden()) +
+                2 * s.attended(layer, o.seq_len);
+    return work;
+}
+
+std::vector<LayerRange> layer_ranges(const GptOptions& options) {
+    const int layers = options.shape.n_layer, parts = options.pipeline.size * options.pipeline.chunks;
+    std::vector<LayerRange> ranges;
+    for (const int count : options.pipeline.layers) ranges.push_back({ranges.empty() ? 0 : ranges.back().end(), count});
+    if (!ranges.empty()) return ranges;
+    // most[part][end]: of the parts up to `part`, which have the layers before `end`, the most work of one; first[][]:
+    // the first layer of `part`.
+    std::vector<std::vector<double>> most(size_t(parts), std::vector<double>(size_t(layers) + 1, HUGE_VAL));
+    std::vector<std::vector<int>> first(size_t(parts), std::vector<int>(size_t(layers) + 1, 0));
+    for (int part = 0; part < parts; part++)
+        for (int end = part + 1; end <= layers; end++)
+            for (int begin = part; begin < end; begin++) {
+                if (part == 0 && begin > 0) break;
+                const double before = part == 0 ? 0 : most[size_t(part) - 1][size_t(begin)];
+                const double work = std::max(before, work_of_layers(options, begin, end));
+                if (work < most[size_t(part)][size_t(end)])
+                    most[size_t(part)][size_t(end)] = work, first[size_t(part)][size_t(end)] = begin;
+            }
+    for (int part = parts - 1, end = layers; part >= 0; end = first[size_t(part)][size_t(end)], part--)
+        ranges.push_back({first[size_t(part)][size_t(end)], end - first[size_t(part)][size_t(end)]});
+    std::ranges::reverse(ranges);
+    return ranges;
+}
+
+std::vector<LayerRange> own_layers(const GptOptions& options) {
+    const std::vector<LayerRange> ranges = layer_ranges(options);
+    std::vector<LayerRange> own;
+    for (int chunk = 0; chunk < options.pipeline.chunks; chunk++)
+        own.push_back(ranges[size_t(chunk * options.pipeline.size + options.pipeline.rank)]);
+    return own;
+}
 
 std::string tensor_parallel_problem(const GptOptions& o) {
     const int parts = o.tensor_parallel.size;

@@ -13,6 +13,24 @@ struct TensorParallel {
     int rank = 0, size = 1;
 };
 
+// Layers [first, first + count) of a model.
+struct LayerRange {
+    int first = 0, count = 0;
+    int end() const { return first + count; }
+};
+
+// A rank's place among those that have different layers: pipeline parallelism. The layers are divided into size *
+// chunks parts, in their order; rank r, a stage, has the parts r, r + size, r + 2 size, ...
+struct PipelineParallel {
+    int rank = 0, size = 1;
+    PipelineSchedule schedule = PipelineSchedule::one_f_one_b;
+    int chunks = 1;                // parts of each rank
+    std::vector<int> layers = {};  // of each part, at least 1; empty: see layer_ranges()
+
+    bool is_first() const { return rank == 0; }
+    bool is_last() const { return rank + 1 == size; }
+};
+
 // Everything that determines how much memory one rank needs and what a step computes.
 struct GptOptions {
     GptShape shape;
@@ -35,14 +53,15 @@ struct GptOptions {
     int votes = 0;             // numbers that Gpt::end_step() sums over ranks for its caller
     int rank = 0, ranks = 1;   // among the ranks with the same part of the model, which divide the batch
     TensorParallel tensor_parallel = {};  // among the ranks that divide the layers of the same samples
+    PipelineParallel pipeline = {};       // among the ranks that have the layers of the same samples
     // ZeRO stage (Rajbhandari et al., arXiv 1910.02054): state sharded over ranks. 1: masters and optimizer state; 2:
     // gradients too, even while they accumulate; 3: parameters too.
     int zero_stage = 0;
     bool deterministic_reduce = false;  // sum gradients in the same order for any number of ranks and micro-steps
     size_t bucket_bytes = 0;            // maximum size of successive blocks' gradients that are reduced together
 
-    // This rank's number in the run's Grid.
-    int world_rank() const { return rank * tensor_parallel.size + tensor_parallel.rank; }
+    // This rank's number among those of its stage, which have the same layers.
+    int stage_rank() const { return rank * tensor_parallel.size + tensor_parallel.rank; }
     // Whether the master weights are the compute weights: they have the same type.
     bool computes_with_masters() const { return optimizer.master_type() == precision; }
     bool is_sharded() const { return zero_stage > 0 && ranks > 1; }
@@ -51,6 +70,12 @@ struct GptOptions {
     bool keeps_whole_gradients() const { return !is_sharded() || zero_stage == 1 || deterministic_reduce; }
     bool keeps_whole_parameters() const { return !is_sharded() || zero_stage < 3; }
 };
+
+// Returns the layers of each of the size * chunks parts of options.pipeline. Without given numbers of layers, the most
+// arithmetic of a part is as small as possible; the head counts for the last part.
+std::vector<LayerRange> layer_ranges(const GptOptions& options);
+// Those of the parts that this rank has, in the order of its chunks.
+std::vector<LayerRange> own_layers(const GptOptions& options);
 
 // Returns why the model cannot be divided as tensor_parallel says, naming configuration keys; empty if it can.
 std::string tensor_parallel_problem(const GptOptions& options);

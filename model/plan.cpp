@@ -19,10 +19,7 @@ TokenWork token_work(const GptShape& shape, int seq_len) {
     const TensorLayout layout = lay_out_tensors(shape);
     TokenWork work{int64_t(layout.parameters), 0};
     if (shape.has_head()) work.parameters -= int64_t(layout.tensors[0].count);  // wte
-    for (int layer = 0; layer < shape.n_layer; layer++) {
-        const double window = shape.window(layer) > 0 ? std::min(shape.window(layer), seq_len) : seq_len;
-        work.attended += shape.attention_channels() * (window - window * window / (2.0 * seq_len));
-    }
+    for (int layer = 0; layer < shape.n_layer; layer++) work.attended += shape.attended(layer, seq_len);
     return work;
 }
 
@@ -31,18 +28,17 @@ std::string plan_row(const std::string& name, size_t bytes) {
 }
 
 size_t saved_bytes(const GptOptions& options) {
-    const TensorLayout layout =
-        lay_out_tensors(options.shape, options.ranks, options.bucket_bytes / sizeof(float), options.tensor_parallel);
+    const TensorLayout layout = lay_out_rank(options);
     const UpdateLayout update = lay_out_update(options, layout);
     size_t masters = 0, slots = 0, elements = 0;
     for (size_t i = 0; i < layout.tensors.size(); i++) {
-        const size_t count = part_of(layout, layout.tensors[i], options.rank).count;
+        const size_t count = layout.tensors[i].is_copy ? 0 : part_of(layout, layout.tensors[i], options.rank).count;
         masters += count, slots += count * update.row_of(i).slots.size();
         if (options.averages) elements += count;
     }
     for (const Matrix& matrix : lay_out_matrices(layout))
         for (const MatrixSlot& slot : update.row_of(size_t(matrix.tensor)).matrix_slots)
-            if (matrix.owner == options.world_rank()) elements += slot_elements(slot, matrix);
+            if (matrix.owner == options.stage_rank()) elements += slot_elements(slot, matrix);
     if (options.rank == 0) elements += factor_elements(options, layout, update);
     const OptimizerSettings& optimizer = options.optimizer;
     return masters * size_of(optimizer.master_type()) + slots * size_of(optimizer.state_type()) +

@@ -15,8 +15,7 @@ void check_fits(const GptOptions& options);
 
 // The quantities from which a token's arithmetic is computed. `parameters` counts those that take part in GEMMs, plus
 // the learned positions and the vocabulary's padding, but not an embedding that is only looked up. `attended` is the
-// sum over layers of attention channels times the average number of keys per query: T / 2 or, with a window W below T,
-// W - W^2 / (2 T).
+// sum of GptShape::attended() over layers.
 struct TokenWork {
     int64_t parameters;
     double attended;

@@ -56,6 +56,11 @@ int GptShape::window(int layer) const {
     return window_pattern[size_t(layer) % window_pattern.size()] == 'S' ? sliding_window : 0;
 }
 
+double GptShape::attended(int layer, int seq_len) const {
+    const double keys = window(layer) > 0 ? std::min(window(layer), seq_len) : seq_len;
+    return attention_channels() * (keys - keys * keys / (2.0 * seq_len));
+}
+
 namespace {
 
 std::string sizes_problem(const GptShape& s) {

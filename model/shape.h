@@ -72,6 +72,9 @@ struct GptShape {
 
     // Returns the attention window of layer `layer`; 0: none.
     int window(int layer) const;
+    // Returns a layer's attention channels times the average number of keys per query: T / 2 or, with a window W below
+    // T, W - W^2 / (2 T).
+    double attended(int layer, int seq_len) const;
     int rotary() const { return position == PositionKind::rope ? int(head_size() * rope.fraction) : 0; }
     bool changes_heads() const { return rotary() > 0 || qk_norm != QkNorm::none; }
     // False for relu2 without a gate: its backward pass needs only the output.

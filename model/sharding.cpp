@@ -11,26 +11,27 @@ namespace {
 
 const Bucket& bucket_at(const GptState& s, int bucket) { return s.layout.buckets[size_t(bucket)]; }
 
-bool is_alone(const GptState& s) { return s.comm.size == 1; }
+bool is_alone(const GptState& s) { return s.comms.data.size == 1; }
 
 Ticket reduce(GptState& s, const float* inp, float* out, size_t piece) {
-    return reduce_scatter_sum({.out = out, .scratch = s.comm_scratch, .inp = inp, .count = piece}, s.comm, s.stream);
+    return reduce_scatter_sum({.out = out, .scratch = s.comm_scratch, .inp = inp, .count = piece}, s.comms.data,
+                              s.stream);
 }
 
 // Reduces a bucket of whole gradients into its owners' shards. Without shards, all ranks gather the sums.
 void reduce_whole(GptState& s, int number) {
     const Bucket& bucket = bucket_at(s, number);
     float* grad = s.grad + bucket.begin;
-    float* mine = grad + size_t(s.comm.rank) * bucket.piece;
+    float* mine = grad + size_t(s.comms.data.rank) * bucket.piece;
     const bool sharded = s.options.is_sharded();
     s.grads_ready = reduce(s, grad, sharded ? s.own_grad + bucket.shard_begin : mine, bucket.piece);
-    if (!sharded) s.grads_ready = all_gather(grad, mine, bucket.piece * sizeof(float), s.comm, s.stream);
+    if (!sharded) s.grads_ready = all_gather(grad, mine, bucket.piece * sizeof(float), s.comms.data, s.stream);
 }
 
 // Waits for the slot's sum and, unless it is the step's first, adds it to the earlier ones.
 void accumulate(GptState& s, BucketSlot& slot) {
     if (slot.bucket < 0) return;
-    wait(slot.ticket, s.comm, s.stream);
+    wait(slot.ticket, s.comms.data, s.stream);
     if (slot.is_added) {
         const Bucket& bucket = bucket_at(s, slot.bucket);
         run(s.stream, ops::add, {.out = s.own_grad + bucket.shard_begin, .inp = slot.reduced, .count = bucket.piece});
@@ -47,14 +48,15 @@ void prefetch_params(GptState& s, int bucket) {
     const Bucket& b = bucket_at(s, bucket);
     slot.bucket = bucket;
     slot.ticket = all_gather(slot.values.data, s.own_param.from(b.shard_begin).data,
-                             b.piece * size_of(s.own_param.dtype), s.comm, s.stream);
+                             b.piece * size_of(s.own_param.dtype), s.comms.data, s.stream);
 }
 
 void wait_params(GptState& s, int bucket) {
     if (!s.options.is_sharded()) return;
     prefetch_params(s, bucket);
     const bool whole = s.options.keeps_whole_parameters();
-    wait(whole ? s.param_ready[size_t(bucket)] : s.param_slot[slot_of(s.layout, bucket)].ticket, s.comm, s.stream);
+    wait(whole ? s.param_ready[size_t(bucket)] : s.param_slot[slot_of(s.layout, bucket)].ticket, s.comms.data,
+         s.stream);
 }
 
 void begin_grads(GptState& s, int bucket) {
@@ -82,11 +84,11 @@ void end_grads(GptState& s, int bucket, const MicroStep& micro) {
 // The deterministic sum is a binary counter. Before micro-step i it holds a partial sum for each 1 in i's binary
 // digits, the largest at the bottom; afterwards equal ones are added to each other. So the sum of 2^k micro-steps is
 // the same tree whether one rank adds them or several.
-MicroStep begin_micro_step(GptState& s) {
-    const int index = s.micro_steps_done;
+MicroStep begin_micro_step(GptState& s, int chunk) {
+    const int index = s.micro_steps_done[size_t(chunk)];
     require(index < s.micro_steps, "micro-step %d in a step of %d", index + 1, s.micro_steps);
     const bool counted = s.options.deterministic_reduce;
-    if (counted) point_gradients(s, s.levels[size_t(std::popcount(unsigned(index)))]);
+    if (counted) point_gradients(s, size_t(std::popcount(unsigned(index))));
     return {.index = index,
             .last = index + 1 == s.micro_steps,
             .accumulate = index > 0 && !counted && s.options.keeps_whole_gradients()};
@@ -94,18 +96,27 @@ MicroStep begin_micro_step(GptState& s) {
 
 namespace {
 
-// levels[top - 1] += levels[top], repeated `times` times downward.
-void merge_levels(GptState& s, int top, int times) {
-    for (; times > 0; times--, top--)
+// levels[top - 1] += levels[top] in a range, repeated `times` times downward, and the same for the head's levels.
+void merge_levels(GptState& s, int top, int times, const FlatRange& range) {
+    for (; times > 0; times--, top--) {
         run(s.stream, ops::add,
-            {.out = s.levels[size_t(top - 1)], .inp = s.levels[size_t(top)], .count = s.layout.elements});
+            {.out = s.levels[size_t(top - 1)] + range.begin,
+             .inp = s.levels[size_t(top)] + range.begin,
+             .count = range.end - range.begin});
+        if (!s.head_levels.empty())
+            run(s.stream, ops::add,
+                {.out = s.head_levels[size_t(top - 1)],
+                 .inp = s.head_levels[size_t(top)],
+                 .count = bucket_at(s, s.layout.tied_bucket).piece * size_t(s.options.ranks)});
+    }
 }
 
 }  // namespace
 
-void end_micro_step(GptState& s) {
-    const unsigned index = unsigned(s.micro_steps_done++);
-    if (s.options.deterministic_reduce) merge_levels(s, std::popcount(index), std::countr_one(index));
+void end_micro_step(GptState& s, int chunk) {
+    const unsigned index = unsigned(s.micro_steps_done[size_t(chunk)]++);
+    if (s.options.deterministic_reduce)
+        merge_levels(s, std::popcount(index), std::countr_one(index), s.layout.chunks[size_t(chunk)]);
 }
 
 namespace {
@@ -134,18 +145,53 @@ void sum_in_group(GptState& s) {
     copy_parts(false);
 }
 
+// Returns the head's part of a tied embedding's gradient, or the embedding's, from the other stage, which is next to
+// this one in the ring.
+const float* gradient_of_other_stage(GptState& s, float* mine, size_t count) {
+    const StageComm& neighbors = s.comms.neighbors;
+    const Comm& pair = s.options.pipeline.is_first() ? neighbors.from_previous : neighbors.to_next;
+    const int other = 1 - pair.rank;
+    const size_t bytes = count * sizeof(float);
+    wait(exchange({{{other, mine, bytes}}, {{other, s.tied, bytes}}}, pair, s.stream), pair, s.stream);
+    return s.tied;
+}
+
+// Returns the same of the head on this rank, summed over ranks.
+const float* gradient_of_head(GptState& s) {
+    float* const head = s.head_levels[0];
+    if (is_alone(s)) return head;
+    const size_t piece = bucket_at(s, s.layout.tied_bucket).piece;
+    float* mine = s.tied ? s.tied : head + size_t(s.comms.data.rank) * piece;
+    s.grads_ready = reduce(s, head, mine, piece);
+    if (!s.tied) s.grads_ready = all_gather(head, mine, piece * sizeof(float), s.comms.data, s.stream);
+    wait(s.grads_ready, s.comms.data, s.stream);
+    return s.tied ? s.tied : head;
+}
+
+// Adds the two parts of a tied embedding's gradient.
+void sum_tied_embedding(GptState& s) {
+    if (s.layout.tied_bucket < 0) return;
+    const Bucket& bucket = bucket_at(s, s.layout.tied_bucket);
+    const bool is_sharded = s.options.is_sharded();
+    float* const grad = s.own_grad + (is_sharded ? bucket.shard_begin : bucket.begin);
+    const size_t count = bucket.piece * size_t(is_sharded ? 1 : s.options.ranks);
+    const float* other = s.head_levels.empty() ? gradient_of_other_stage(s, grad, count) : gradient_of_head(s);
+    run(s.stream, ops::add, {.out = grad, .inp = other, .count = count});
+}
+
 }  // namespace
 
 void finish_grads(GptState& s) {
     if (s.options.deterministic_reduce) {
-        const int sums = std::popcount(unsigned(s.micro_steps_done));
-        merge_levels(s, sums - 1, sums - 1);
+        const int sums = std::popcount(unsigned(s.micro_steps_done[0]));
+        merge_levels(s, sums - 1, sums - 1, {0, s.layout.elements});
         for (size_t bucket = 0; !is_alone(s) && bucket < s.layout.buckets.size(); bucket++)
             reduce_whole(s, int(bucket));
     }
     wait_shards(s);
-    wait(s.grads_ready, s.comm, s.stream);
+    wait(s.grads_ready, s.comms.data, s.stream);
     sum_in_group(s);
+    sum_tied_embedding(s);
 }
 
 void gather_params(GptState& s) {
@@ -154,6 +200,6 @@ void gather_params(GptState& s) {
     for (size_t i = 0; i < s.layout.buckets.size(); i++) {
         const Bucket& bucket = s.layout.buckets[i];
         s.param_ready[i] = all_gather(s.param.from(bucket.begin).data, s.own_param.from(bucket.shard_begin).data,
-                                      bucket.piece * size_of(s.own_param.dtype), s.comm, s.stream);
+                                      bucket.piece * size_of(s.own_param.dtype), s.comms.data, s.stream);
     }
 }

@@ -48,11 +48,15 @@ size_t scratch_bytes(const GptOptions& options) {
     return most;
 }
 
+size_t bucket_elements(const TensorLayout& layout, int bucket) {
+    return layout.buckets[size_t(bucket)].piece * size_t(layout.ranks);
+}
+
 // Returns the size of the largest bucket in a slot, in elements; 0 for the head's slot if the head is tied.
 size_t slot_elements(const TensorLayout& layout, int slot) {
     size_t most = 0;
-    for (size_t i = 0; i < layout.buckets.size(); i++)
-        if (slot_of(layout, int(i)) == slot) most = std::max(most, layout.buckets[i].piece * size_t(layout.ranks));
+    for (int i = 0; i < int(layout.buckets.size()); i++)
+        if (slot_of(layout, i) == slot) most = std::max(most, bucket_elements(layout, i));
     return most;
 }
 
@@ -94,8 +98,12 @@ void place_gradients(GptState& s, Arena& arena) {
         for (int level = 0; level < levels; level++)
             s.levels.push_back(arena.take<float>("gradients", level == 0 ? "grad" : format("grad_level_%d", level),
                                                  s.layout.elements));
+        for (int level = 0; s.layout.has_input() && s.layout.has_output() && level < levels; level++)
+            if (s.layout.tied_bucket >= 0)
+                s.head_levels.push_back(arena.take<float>("gradients", format("head_grad_%d", level),
+                                                          bucket_elements(s.layout, s.layout.tied_bucket)));
         s.grad = s.levels[0];
-        point_gradients(s, s.grad);
+        point_gradients(s, 0);
     } else {
         place_slots(s.grad_slot, Dtype::fp32, s.layout, "gradients", "grad", arena);
         for (int i = 0; options.micro_steps > 1 && i < kSlots; i++)
@@ -119,7 +127,7 @@ void place_group(GptState& s, Arena& arena) {
     const auto ranks = size_t(options.tensor_parallel.size);
     if (ranks == 1) return;
     const size_t tokens = size_t(options.batch) * size_t(options.seq_len), C = size_t(s.layout.shape.n_embd);
-    s.group.gathered = s.acts.gathered.view;
+    s.group.gathered = s.acts[0].gathered.view;
     s.group.sums = arena.take<ops::VocabularySums>("control", "vocabulary_sums",
                                                    ranks * std::min(size_t(options.head_rows), tokens));
     size_t scratch =
@@ -136,6 +144,52 @@ void place_group(GptState& s, Arena& arena) {
     s.group.scratch = arena.take<std::byte>("scratch", "tensor_parallel_scratch", scratch);
 }
 
+// What the micro-steps in flight on any part of the layers compute with.
+void place_inputs(GptState& s, Arena& arena) {
+    const GptOptions& options = s.options;
+    const size_t tokens = size_t(options.batch) * size_t(options.seq_len);
+    const bool drops = options.training && options.dropout > 0;
+    if (drops) s.host_dropout_keys.resize(size_t(options.batch) * size_t(options.max_parts));
+    if (options.document_mask) s.host_first_key.resize(tokens);
+    s.inputs.resize(size_t(most_in_flight(passes_of(options, options.training ? options.micro_steps : 1), -1)));
+    const size_t count = s.inputs.size();
+    int* const ids = arena.take<int>("control", "tokens", count * tokens);
+    int* const targets = arena.take<int>("control", "targets", count * tokens);
+    int* const first_key = options.document_mask ? arena.take<int>("control", "first_key", count * tokens) : nullptr;
+    uint64_t* const keys =
+        drops ? arena.take<uint64_t>("control", "dropout_keys", count * s.host_dropout_keys.size()) : nullptr;
+    for (size_t i = 0; ids && i < count; i++)
+        s.inputs[i] = {.tokens = ids + i * tokens,
+                       .targets = targets + i * tokens,
+                       .first_key = first_key ? first_key + i * tokens : nullptr,
+                       .dropout_keys = keys ? keys + i * s.host_dropout_keys.size() : nullptr};
+}
+
+void place_channel(StageChannel& channel, const GptOptions& options, const char* name, bool receives, bool sends,
+                   Arena& arena) {
+    const size_t rows = size_t(options.batch) * size_t(options.seq_len) / size_t(options.tensor_parallel.size);
+    const size_t count = rows * size_t(options.shape.n_embd);
+    if (receives) channel.received = arena.take("pipeline", format("received_%s", name), count, options.precision);
+    for (int i = 0; sends && i < 2; i++)
+        channel.sent[i] = arena.take("pipeline", format("sent_%s_%d", name, i), count, options.precision);
+}
+
+// The buffers of messages between stages. With several parts on each rank, the first and the last have neighbors, too.
+void place_channels(GptState& s, Arena& arena) {
+    const GptOptions& options = s.options;
+    const PipelineParallel& pipeline = options.pipeline;
+    const bool has_previous = !pipeline.is_first() || pipeline.chunks > 1;
+    const bool has_next = !pipeline.is_last() || pipeline.chunks > 1;
+    for (const Tensor& tensor : s.layout.tensors)
+        if (options.training && tensor.bucket == s.layout.tied_bucket && (pipeline.size > 1 || options.is_sharded()))
+            s.tied = arena.take<float>(
+                "gradients", "tied_embedding",
+                bucket_elements(s.layout, tensor.bucket) / size_t(options.is_sharded() ? options.ranks : 1));
+    if (pipeline.size == 1) return;
+    place_channel(s.activations, options, "activations", has_previous, has_next, arena);
+    if (options.training) place_channel(s.gradients, options, "gradients", has_next, has_previous, arena);
+}
+
 void place_optimizers(GptState& s, Arena& arena) {
     s.update = lay_out_update(s.options, s.layout);
     for (RuleState& rule : s.update.rules)
@@ -149,23 +203,29 @@ void place_optimizers(GptState& s, Arena& arena) {
 
 }  // namespace
 
-void point_gradients(GptState& s, float* flat) {
+void point_gradients(GptState& s, size_t level) {
+    float* const flat = s.levels[level];
     for (const Tensor& tensor : s.layout.tensors)
         parameter_of(s.weights, tensor).grad = flat ? flat + tensor.begin : nullptr;
+    if (s.head_levels.empty()) return;
+    s.weights.head.weight = s.weights.wte.weight;
+    s.weights.head.weight.grad = s.head_levels[level];
 }
 
 GptState place_state(const GptOptions& options, Arena& arena) {
     GptState s;
     s.options = options;
     s.micro_steps = options.micro_steps, s.seq_len = options.seq_len;
-    s.layout =
-        lay_out_tensors(options.shape, options.ranks, options.bucket_bytes / sizeof(float), options.tensor_parallel);
+    s.layout = lay_out_rank(options);
+    s.layers = own_layers(options);
+    s.in_flight = micro_steps_in_flight(options);
+    s.micro_steps_done.assign(s.layers.size(), 0);
     place_parameters(s, arena);
     if (options.training) {
         place_gradients(s, arena);
         place_optimizers(s, arena);
         const size_t n_chunks = chunk_count(s.layout);
-        s.n_all_chunks = n_chunks * size_t(options.tensor_parallel.size);
+        s.n_all_chunks = s.layout.first_chunks.back() * size_t(options.tensor_parallel.size);
         const size_t n_own_chunks = owned_chunk_count(s.layout, options.rank);
         s.all_chunks = arena.take<ops::Chunk>("control", "all_chunks", s.n_all_chunks);
         s.own_chunks = arena.take<ops::Chunk>("control", "own_chunks", n_own_chunks);
@@ -182,23 +242,15 @@ GptState place_state(const GptOptions& options, Arena& arena) {
         }
         s.grad_norm = arena.take<ops::GradNorm>("control", "grad_norm", 1);
         s.scratch = arena.take<std::byte>("scratch", "scratch", scratch_bytes(options));
-        if (options.dropout > 0) {
-            s.host_dropout_keys.resize(size_t(options.batch) * size_t(options.max_parts));
-            s.dropout_keys = arena.take<uint64_t>("control", "dropout_keys", s.host_dropout_keys.size());
-        }
     }
     s.acts = place_activations(options, arena);
     place_group(s, arena);
 
-    const size_t tokens = size_t(options.batch) * size_t(options.seq_len);
-    s.tokens = arena.take<int>("control", "tokens", tokens);
-    s.targets = arena.take<int>("control", "targets", tokens);
+    place_inputs(s, arena);
+    place_channels(s, arena);
+
     if (const int rotary = options.shape.rotary())
         s.rope_table = arena.take<float>("control", "rope_table", size_t(options.seq_len) * size_t(rotary));
-    if (options.document_mask) {
-        s.host_first_key.resize(tokens);
-        s.first_key = arena.take<int>("control", "first_key", tokens);
-    }
     if (options.cached_sequences > 0) {
         const size_t layers = size_t(options.shape.n_layer), sequences = size_t(options.cached_sequences);
         s.cache = {.memory = {},

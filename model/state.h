@@ -12,13 +12,32 @@
 #include "model/gpt.h"          // IWYU pragma: export
 #include "model/layers.h"
 #include "model/matrices.h"  // IWYU pragma: export
-#include "model/update.h"    // IWYU pragma: export
+#include "model/schedule.h"
+#include "model/update.h"  // IWYU pragma: export
 
 // A micro-step's place within its step.
 struct MicroStep {
     int index;        // from 0
     bool last;        // of the step
     bool accumulate;  // add gradients to those of the previous micro-steps
+};
+
+// What a micro-step computes with.
+struct MicroStepInput {
+    int* tokens = nullptr;             // (B, T)
+    int* targets = nullptr;            // (B, T)
+    int* first_key = nullptr;          // (B, T); null without a document mask
+    uint64_t* dropout_keys = nullptr;  // (B), of the samples; null without dropout
+    ops::DropoutMask dropout = {};
+};
+
+// The messages of one direction between neighboring stages. schedule_passes() requires two buffers for sent ones.
+struct StageChannel {
+    Comm from, to;
+    View received, sent[2];  // (B, T, C); null with one stage
+    Ticket receiving, sending[2];
+    bool is_expected = false;  // a message is being received
+    size_t next_sent = 0;
 };
 
 // Memory for one bucket at a time. The bucket outside the blocks has the first slot, the head the last; the other
@@ -41,9 +60,8 @@ inline int slot_of(const TensorLayout& layout, int bucket) {
 struct GptState {
     GptOptions options;
     TensorLayout layout;
-    Comm world;                 // all ranks of the run
-    Comm comm;                  // the ranks with the same part of the model
-    TensorParallelGroup group;  // the ranks with the other parts
+    GridComm comms = comm_single();
+    TensorParallelGroup group;  // comms.tensor and its buffers
     OpStream stream;
     DeviceBuffer memory;  // the single allocation of all device arrays
 
@@ -54,18 +72,23 @@ struct GptState {
     View param;                  // flat, whole; null if slots replace it
     float* grad = nullptr;       // flat, whole; null if slots replace it
     std::vector<float*> levels;  // grad, then the deterministic sum's other partial sums
+    // The same for the head's part of a tied embedding's gradient, if this rank sums it apart; else empty.
+    std::vector<float*> head_levels;
     BucketSlot param_slot[kSlots];
     BucketSlot grad_slot[kSlots];
-    std::vector<Ticket> param_ready;  // per bucket: its whole parameters have been gathered
-    Ticket grads_ready;               // the last sum of whole gradients over ranks
-    GptWeights weights;               // the passes' views of parameters and gradients
-    GptActivations acts;
+    std::vector<Ticket> param_ready;     // per bucket: its whole parameters have been gathered
+    Ticket grads_ready;                  // the last sum of whole gradients over ranks
+    GptWeights weights;                  // the passes' views of parameters and gradients
+    std::vector<int> in_flight;          // micro_steps_in_flight()
+    std::vector<GptActivations> acts;    // of the micro-steps in flight
+    std::vector<MicroStepInput> inputs;  // of the micro-steps in flight
+    std::vector<LayerRange> layers;      // of each of the rank's parts
+    std::vector<Pass> passes;            // this step's
+    size_t next_pass = 0;
+    StageChannel activations, gradients;  // between stages
 
-    int* tokens = nullptr;            // (B, T)
-    int* targets = nullptr;           // (B, T)
     float* rope_table = nullptr;      // (T, rotary / 2, 2); null without RoPE
-    int* first_key = nullptr;         // (B, T), of the last forward pass; null without a document mask
-    std::vector<int> host_first_key;  // the same
+    std::vector<int> host_first_key;  // (B, T), of the last input; empty without a document mask
     KeyValueCache cache;
     std::vector<ops::AttentionDecode::Place> cached;  // per cached sequence: its length and its document's start
     ops::AttentionDecode::Place* places = nullptr;    // (cached sequences)
@@ -75,6 +98,8 @@ struct GptState {
     std::vector<ops::Chunk> host_all_chunks, host_own_chunks;
     ops::Chunk* all_chunks = nullptr;  // the whole grid
     ops::Chunk* own_chunks = nullptr;  // the chunks whose squares this rank sums, in own_grad
+    // The owned part of a tied embedding's gradient: the other stage's, or the sum of the head's over ranks.
+    float* tied = nullptr;
     float* summed = nullptr;  // the gradients with Division::summed, for their sum; null with one rank in `group`
     size_t summed_elements = 0;
     UpdateLayout update;  // empty without training
@@ -95,16 +120,16 @@ struct GptState {
     int micro_steps = 0, seq_len = 0;              // this step's
     double average_weight = 1;                     // this step's
     int64_t update_number = 1;                     // this step's, as in StepSettings
-    int micro_steps_done = 0;                      // since begin_step()
+    float grad_scale = 1;                          // this step's
+    int micro_steps_loaded = 0;                    // since begin_step()
+    std::vector<int> micro_steps_done;             // since begin_step(), by each of the rank's parts
     float host_loss_scale = 1;                     // this step's, as in loss_scale
     bool measure = false;                          // this step's norms are requested
     bool measure_first = false;                    // the norm of this step's first micro-step is requested
     double first_norm_squared = 0;                 // the same; 0: not requested or not measured yet
-    uint64_t* dropout_keys = nullptr;              // (B), of the micro-step's samples; null without dropout
     std::vector<uint64_t> host_dropout_keys;
     uint64_t first_sample = 0;           // of this step, over all ranks
-    bool drops = false;                  // whether forward() drops: between begin_step() and end_step()
-    ops::DropoutMask dropout;            // of the last forward pass, and so of the backward pass
+    bool drops = false;                  // whether passes drop: between begin_step() and end_step()
     std::vector<double> residual_rms;    // of the last micro-step, so far
     std::vector<float> host_statistics;  // mean and rstd of a norm's rows
     Stopwatch update_time;
@@ -131,56 +156,13 @@ inline StepSums step_sums(const GptState& s) {
     return {s.n_all_chunks, each * size_t(s.options.ranks), each, size_t(s.options.votes)};
 }
 
-// Returns the head's parameters: the embedding's if tied.
+// Returns the head's parameters: the embedding's if tied, unless their gradients are apart.
 inline const LayerWeights& head_weights(const GptState& s) {
-    return s.options.shape.tie_embeddings ? s.weights.wte : s.weights.head;
+    return s.options.shape.tie_embeddings && s.head_levels.empty() ? s.weights.wte : s.weights.head;
 }
 
 // Lays out the state in the arena: without memory to compute its size, with memory to use it.
 GptState place_state(const GptOptions& options, Arena& arena);
 
-// Makes the backward pass write gradients to a flat array.
-void point_gradients(GptState& s, float* flat);
-
-// The sizes of a pass, at most options.batch * options.seq_len rows.
-struct PassSizes {
-    int batch, seq_len;
-    size_t rows() const { return size_t(batch) * size_t(seq_len); }
-};
-inline PassSizes training_sizes(const GptState& s) { return {s.options.batch, s.options.seq_len}; }
-// The same rows, split into this step's sequences.
-inline PassSizes step_sizes(const GptState& s) {
-    return {s.options.batch * (s.options.seq_len / s.seq_len), s.seq_len};
-}
-
-// Returns the layers' context for a pass over all rows of a batch.
-inline LayerContext layer_context(const GptState& s, PassSizes sizes, bool accumulate) {
-    return {.shape = &s.layout.shape,
-            .batch = sizes.batch,
-            .seq_len = sizes.seq_len,
-            .rows = int(sizes.rows()),
-            .group = &s.group,
-            .stream = s.stream,
-            .scratch = s.scratch,
-            .accumulate = accumulate,
-            .is_recomputing = false,
-            .rope_table = s.rope_table,
-            .first_key = s.first_key,
-            .cache = &s.cache,
-            .dropout = s.dropout};
-}
-
-// Copies the tokens of a pass to the device and finds their documents.
-void load_tokens(GptState& s, PassSizes sizes, const int* tokens);
-
-// Runs the forward pass of s.tokens up to the final norm.
-void forward_pass(GptState& s, const LayerContext& x);
-
-// Sums the values over the ranks of a communicator, through GptState::sums.
-void sum_over(GptState& s, const Comm& comm, std::span<double> values);
-
-// Runs the head on the output of forward_pass(); writes the sum of the losses to this rank's entry of micro-step
-// `index`. targets: (rows), in host memory. With `dinp`, also computes the gradients of the head's weight and of the
-// input.
-void loss_forward_backward(GptState& s, const LayerContext& x, const int* targets, int index, float grad_scale,
-                           View dinp);
+// Makes the backward pass write gradients to GptState::levels[level].
+void point_gradients(GptState& s, size_t level);

@@ -1,6 +1,8 @@
 #include "model/tensors.h"
 
 #include <algorithm>
+#include <map>
+#include <numeric>
 
 const std::vector<TensorRow>& tensor_table() {
     using G = GptWeights;
@@ -66,68 +68,183 @@ void append(TensorLayout& layout, int row, int layer) {
     tensor.begin = layout.elements;
     tensor.count = size_t(tensor.rows) * size_t(tensor.cols);
     tensor.bucket = int(layout.buckets.size()) - 1;
+    tensor.number = int(layout.tensors.size());
+    tensor.is_copy = false;
     layout.elements += round_up(tensor.count, kTensorAlignment);
     layout.parameters += tensor.count;
     layout.tensors.push_back(std::move(tensor));
 }
 
-enum class Group { outer, block, head };
+enum class Group { tied, input, block, norm_f, head };
 
-Group group_of(const TensorRow& row) {
+// A tied embedding is in the group of the input, except with pipeline parallelism.
+Group group_of(const TensorRow& row, bool is_tied_apart) {
     if (row.per_layer()) return Group::block;
-    return std::get<0>(row.layer) == &GptWeights::head ? Group::head : Group::outer;
+    const auto layer = std::get<0>(row.layer);
+    if (layer == &GptWeights::wte && is_tied_apart) return Group::tied;
+    if (layer == &GptWeights::norm_f) return Group::norm_f;
+    return layer == &GptWeights::head ? Group::head : Group::input;
 }
 
-void append_group(TensorLayout& layout, Group group, int layer = -1) {
+void append_group(TensorLayout& layout, Group group, bool is_tied_apart, int layer = -1) {
     const std::vector<TensorRow>& table = tensor_table();
     for (size_t row = 0; row < table.size(); row++)
-        if (group_of(table[row]) == group && (layout.shape.*table[row].is_present)()) append(layout, int(row), layer);
+        if (group_of(table[row], is_tied_apart) == group && (layout.shape.*table[row].is_present)())
+            append(layout, int(row), layer);
 }
 
 void begin_bucket(TensorLayout& layout, int first_layer, int n_layers) {
     layout.buckets.push_back({first_layer, n_layers, layout.elements, 0, layout.shard_elements});
 }
 
-// With one rank the piece is the whole bucket; with several, each piece is a multiple of a chunk.
-void end_bucket(TensorLayout& layout) {
+// With one rank the piece is the whole bucket; with several, each piece is a multiple of a chunk. Returns the bucket's
+// number.
+int end_bucket(TensorLayout& layout) {
     Bucket& bucket = layout.buckets.back();
     const size_t ranks = size_t(layout.ranks), elements = layout.elements - bucket.begin;
     bucket.piece = ranks == 1 ? elements : round_up((elements + ranks - 1) / ranks, ops::kChunkElements);
     layout.elements = bucket.begin + ranks * bucket.piece;
     layout.shard_elements += bucket.piece;
+    return int(layout.buckets.size()) - 1;
+}
+
+// Makes the next tensor begin a chunk.
+void begin_chunk(TensorLayout& layout) {
+    const size_t begin = layout.buckets.back().begin;
+    layout.elements = begin + round_up(layout.elements - begin, ops::kChunkElements);
+}
+
+// How the tensors are laid out.
+struct LayoutRules {
+    size_t bucket_elements;  // the most of successive layers in a bucket
+    bool is_tied_apart;      // a tied embedding has a bucket
+    bool begins_chunks;      // each group and layer begins a chunk
+};
+
+// Appends a bucket of some groups, unless they have no tensors, to a list of buckets.
+void append_bucket(TensorLayout& layout, const std::vector<Group>& groups, const LayoutRules& rules,
+                   std::vector<int>& list) {
+    begin_bucket(layout, -1, 0);
+    for (const Group group : groups) {
+        if (rules.begins_chunks) begin_chunk(layout);
+        append_group(layout, group, rules.is_tied_apart);
+    }
+    if (layout.elements == layout.buckets.back().begin)
+        layout.buckets.pop_back();
+    else
+        list.push_back(end_bucket(layout));
 }
 
 int layers_of_bucket(const GptShape& shape, size_t bucket_elements) {
     TensorLayout one;
     one.shape = shape;
     begin_bucket(one, 0, 1);
-    append_group(one, Group::block, 0);
+    append_group(one, Group::block, false, 0);
     return int(std::clamp<size_t>(bucket_elements / one.elements, 1, size_t(shape.n_layer)));
+}
+
+void append_layers(TensorLayout& layout, const LayerRange& range, const LayoutRules& rules) {
+    const int most = layers_of_bucket(layout.shape, rules.bucket_elements);
+    for (int layer = range.first; layer < range.end(); layer++) {
+        if ((layer - range.first) % most == 0) begin_bucket(layout, layer, std::min(most, range.end() - layer));
+        if (rules.begins_chunks) begin_chunk(layout);
+        append_group(layout, Group::block, false, layer);
+        layout.layer_buckets[size_t(layer)] = int(layout.buckets.size()) - 1;
+        if ((layer - range.first + 1) % most == 0 || layer + 1 == range.end()) end_bucket(layout);
+    }
+}
+
+TensorLayout empty_layout(const GptShape& shape, int ranks, const TensorParallel& tensor_parallel) {
+    TensorLayout layout;
+    layout.shape = shape.part(tensor_parallel.size);
+    layout.whole = shape;
+    layout.tensor_parallel = tensor_parallel;
+    layout.ranks = ranks;
+    layout.layer_buckets.assign(size_t(shape.n_layer), -1);
+    return layout;
+}
+
+TensorLayout lay_out_stage(const GptOptions& o) {
+    TensorLayout layout = empty_layout(o.shape, o.ranks, o.tensor_parallel);
+    const bool is_first = o.pipeline.is_first(), is_last = o.pipeline.is_last(), is_tied = o.shape.tie_embeddings;
+    const LayoutRules rules{o.bucket_bytes / sizeof(float), is_tied, o.deterministic_reduce};
+    if (is_first && is_tied) append_bucket(layout, {Group::tied}, rules, layout.input_buckets);
+    if (is_first) append_bucket(layout, {Group::input}, rules, layout.input_buckets);
+    for (const LayerRange& range : own_layers(o)) {
+        const size_t begin = layout.chunks.empty() ? 0 : layout.elements;
+        append_layers(layout, range, rules);
+        layout.chunks.push_back({begin, layout.elements});
+    }
+    if (is_last) append_bucket(layout, {Group::norm_f, Group::head}, rules, layout.output_buckets);
+    if (is_last && is_tied && !is_first) {
+        append_bucket(layout, {Group::tied}, rules, layout.output_buckets);
+        for (Tensor& tensor : layout.tensors) tensor.is_copy = tensor.bucket == layout.output_buckets.back();
+    } else if (is_last && is_tied) {
+        layout.output_buckets.push_back(layout.input_buckets.front());
+    }
+    layout.chunks.back().end = layout.elements;
+    if (is_tied && is_first) layout.tied_bucket = layout.input_buckets.front();
+    if (is_tied && !is_first && is_last) layout.tied_bucket = layout.output_buckets.back();
+    return layout;
+}
+
+// Numbers the tensors.
+void number_tensors(TensorLayout& layout, const TensorLayout& whole) {
+    std::map<std::string, int> numbers;
+    for (const Tensor& tensor : whole.tensors) {
+        numbers[tensor.name] = int(layout.names.size());
+        layout.names.push_back(tensor.name);
+    }
+    for (Tensor& tensor : layout.tensors) tensor.number = numbers.at(tensor.name);
+}
+
+// Returns the number of chunks that [begin, end) of a bucket touches.
+size_t chunks_between(size_t begin, size_t end) {
+    return begin < end ? (end - 1) / ops::kChunkElements - begin / ops::kChunkElements + 1 : 0;
+}
+
+// Counts the chunks of a tensor.
+size_t chunks_of(const TensorLayout& layout, const Tensor& tensor) {
+    const size_t begin = tensor.begin - layout.bucket_of(tensor).begin;
+    return chunks_between(begin, begin + tensor.count);
+}
+
+// Numbers the chunks of all stages.
+void number_chunks(TensorLayout& layout, const std::vector<TensorLayout>& stages) {
+    layout.first_chunks.assign(layout.names.size() + 1, 0);
+    for (const TensorLayout& stage : stages)
+        for (const Tensor& tensor : stage.tensors)
+            layout.first_chunks[size_t(tensor.number) + 1] = chunks_of(stage, tensor);
+    std::partial_sum(layout.first_chunks.begin(), layout.first_chunks.end(), layout.first_chunks.begin());
 }
 
 }  // namespace
 
 TensorLayout lay_out_tensors(const GptShape& shape, int ranks, size_t bucket_elements,
                              const TensorParallel& tensor_parallel) {
-    TensorLayout layout;
-    layout.shape = shape.part(tensor_parallel.size);
-    layout.whole = shape;
-    layout.tensor_parallel = tensor_parallel;
-    layout.ranks = ranks;
-    begin_bucket(layout, -1, 0);
-    append_group(layout, Group::outer);
-    end_bucket(layout);
-    const int most = layers_of_bucket(layout.shape, bucket_elements);
-    for (int layer = 0; layer < shape.n_layer; layer++) {
-        if (layer % most == 0) begin_bucket(layout, layer, std::min(most, shape.n_layer - layer));
-        append_group(layout, Group::block, layer);
-        if ((layer + 1) % most == 0 || layer + 1 == shape.n_layer) end_bucket(layout);
+    const LayoutRules rules{bucket_elements, false, false};
+    TensorLayout layout = empty_layout(shape, ranks, tensor_parallel);
+    append_bucket(layout, {Group::input, Group::norm_f}, rules, layout.input_buckets);
+    layout.output_buckets = layout.input_buckets;
+    append_layers(layout, {0, shape.n_layer}, rules);
+    append_bucket(layout, {Group::head}, rules, layout.output_buckets);
+    layout.chunks = {{0, layout.elements}};
+    number_tensors(layout, layout);
+    number_chunks(layout, {layout});
+    return layout;
+}
+
+TensorLayout lay_out_rank(const GptOptions& o) {
+    const TensorLayout whole = lay_out_tensors(o.shape, o.ranks, o.bucket_bytes / sizeof(float), o.tensor_parallel);
+    if (o.pipeline.size == 1 && !o.deterministic_reduce) return whole;
+    std::vector<TensorLayout> stages;
+    GptOptions stage = o;
+    for (stage.pipeline.rank = 0; stage.pipeline.rank < o.pipeline.size; stage.pipeline.rank++) {
+        stages.push_back(lay_out_stage(stage));
+        number_tensors(stages.back(), whole);
     }
-    if (shape.has_head()) {
-        begin_bucket(layout, -1, 0);
-        append_group(layout, Group::head);
-        end_bucket(layout);
-    }
+    TensorLayout layout = stages[size_t(o.pipeline.rank)];
+    number_chunks(layout, stages);
     return layout;
 }
 
@@ -191,12 +308,13 @@ std::vector<ops::Chunk> chunk_grid(const TensorLayout& layout) {
     for (size_t i = 0; i < layout.tensors.size(); i++) {
         const Tensor& tensor = layout.tensors[i];
         const size_t origin = layout.bucket_of(tensor).begin, end = tensor.begin + tensor.count;
-        for (size_t begin = tensor.begin, next = begin; begin < end; begin = next) {
+        size_t number = layout.first_chunks[size_t(tensor.number)];
+        for (size_t begin = tensor.begin, next = begin; begin < end; begin = next, number++) {
             next = std::min(end, origin + round_up(begin - origin + 1, ops::kChunkElements));
             chunks.push_back({.begin = begin,
                               .count = int(next - begin),
                               .tensor = int(i),
-                              .index = int(chunks.size()) * layout.tensor_parallel.size + layout.tensor_parallel.rank,
+                              .index = int(number) * layout.tensor_parallel.size + layout.tensor_parallel.rank,
                               .group = 0,
                               .state_begin = 0,
                               .first = uint32_t(begin - tensor.begin)});
@@ -214,25 +332,35 @@ std::vector<ops::Chunk> with_other_parts(const TensorLayout& layout, const std::
     return chunks;
 }
 
+std::vector<ops::Chunk> chunks_of_model(const GptOptions& options) {
+    std::vector<ops::Chunk> chunks;
+    GptOptions stage = options;
+    for (stage.pipeline.rank = 0; stage.pipeline.rank < options.pipeline.size; stage.pipeline.rank++) {
+        const TensorLayout layout = lay_out_rank(stage);
+        std::vector<ops::Chunk> grid = chunk_grid(layout);
+        std::erase_if(grid, [&](const ops::Chunk& chunk) { return layout.tensors[size_t(chunk.tensor)].is_copy; });
+        std::ranges::move(with_numbers(layout, with_other_parts(layout, grid)), std::back_inserter(chunks));
+    }
+    std::ranges::sort(chunks, {}, &ops::Chunk::index);
+    return chunks;
+}
+
+std::vector<ops::Chunk> with_numbers(const TensorLayout& layout, std::vector<ops::Chunk> chunks) {
+    for (ops::Chunk& chunk : chunks) chunk.tensor = layout.tensors[size_t(chunk.tensor)].number;
+    return chunks;
+}
+
 std::vector<ops::Chunk> counted_once(const TensorLayout& layout, std::vector<ops::Chunk> chunks) {
     std::erase_if(chunks, [&](const ops::Chunk& chunk) {
         const Tensor& tensor = layout.tensors[size_t(chunk.tensor)];
-        return layout.tensor_parallel.rank > 0 && !tensor_table()[size_t(tensor.row)].is_divided();
+        return tensor.is_copy || (layout.tensor_parallel.rank > 0 && !tensor_table()[size_t(tensor.row)].is_divided());
     });
     return chunks;
 }
 
-// Returns the number of chunks that [begin, end) of a bucket touches.
-static size_t chunks_between(size_t begin, size_t end) {
-    return begin < end ? (end - 1) / ops::kChunkElements - begin / ops::kChunkElements + 1 : 0;
-}
-
 size_t chunk_count(const TensorLayout& layout) {
     size_t count = 0;
-    for (const Tensor& tensor : layout.tensors) {
-        const size_t begin = tensor.begin - layout.bucket_of(tensor).begin;
-        count += chunks_between(begin, begin + tensor.count);
-    }
+    for (const Tensor& tensor : layout.tensors) count += chunks_of(layout, tensor);
     return count;
 }
 

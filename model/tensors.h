@@ -69,6 +69,8 @@ struct Tensor {
     size_t begin;      // first element in the flat arrays, a multiple of kTensorAlignment
     size_t count;      // rows * cols
     int bucket;        // in TensorLayout::buckets
+    int number;        // in TensorLayout::names
+    bool is_copy;      // of a tied embedding, which the first stage of a pipeline counts and saves
 };
 
 // Tensors whose gradients are reduced together and whose parameters are gathered together. A bucket holds the tensors
@@ -82,31 +84,53 @@ struct Bucket {
     size_t shard_begin;         // of a rank's piece in its flat arrays of shards
 };
 
+// Elements [begin, end) of a flat array.
+struct FlatRange {
+    size_t begin, end;
+};
+
 inline constexpr size_t kTensorAlignment = 64;  // elements: 128 bytes in the narrowest type
 inline size_t round_up(size_t count, size_t unit) { return (count + unit - 1) / unit * unit; }
 
-// Every tensor of a model in the order of the flat arrays: first the tensors outside the blocks, then layer by layer,
-// then an untied head. Tensors whose gradients are complete at the same time are adjacent.
+// The tensors of a rank in the order of the flat arrays: first the tensors outside the blocks, then layer by layer,
+// then an untied head. Tensors whose gradients are complete at the same time are adjacent. With pipeline parallelism
+// the last stage has the final norm and the head after its layers. A tied embedding is on the first and on the last
+// stage, in a bucket of its own, so that ranks divide both in the same way. With
+// deterministic_reduce each layer and each group of other tensors begins a chunk of chunk_grid(), so that the grid is
+// the same for any number of stages.
 struct TensorLayout {
     GptShape shape;  // this rank's part of `whole`
     GptShape whole;
     TensorParallel tensor_parallel;
-    int ranks = 1;  // that divide the flat arrays
+    int ranks = 1;                   // that divide the flat arrays
+    std::vector<std::string> names;  // of all tensors of the model
     std::vector<Tensor> tensors;
-    std::vector<Bucket> buckets;  // tensors outside the blocks first, the head last
-    size_t elements = 0;          // length of a flat array, gaps and padding included
-    size_t shard_elements = 0;    // length of a rank's flat array of shards
-    size_t parameters = 0;        // of this rank, without gaps, including the vocabulary's padding
+    std::vector<Bucket> buckets;
+    std::vector<int> input_buckets;    // of the embeddings and their norm, if they are here
+    std::vector<int> output_buckets;   // of the final norm and the head, if they are here
+    std::vector<int> layer_buckets;    // of each layer of the model; -1: on another stage
+    std::vector<FlatRange> chunks;     // the tensors of each of the rank's parts of the layers
+    std::vector<size_t> first_chunks;  // of each of `names` in the grid of all stages; then the size of that grid
+    size_t elements = 0;               // length of a flat array, gaps and padding included
+    size_t shard_elements = 0;         // length of a rank's flat array of shards
+    size_t parameters = 0;             // of this rank, without gaps, including the vocabulary's padding
 
     const Bucket& bucket_of(const Tensor& tensor) const { return buckets[size_t(tensor.bucket)]; }
-    int bucket_of_layer(int layer) const { return 1 + layer / buckets[1].n_layers; }
-    // A tied head is in the embedding's bucket.
-    int bucket_of_head() const { return shape.tie_embeddings ? 0 : int(buckets.size()) - 1; }
+    int bucket_of_layer(int layer) const { return layer_buckets[size_t(layer)]; }
+    // A tied head is in the embedding's bucket. -1: on another stage.
+    int bucket_of_head() const { return output_buckets.empty() ? -1 : output_buckets.back(); }
+    // The bucket of a tied embedding whose gradient is the sum of two arrays: of the embedding and of the head, which
+    // another stage has or, with deterministic_reduce, this rank; -1: none.
+    int tied_bucket = -1;
+    bool has_input() const { return !input_buckets.empty(); }
+    bool has_output() const { return !output_buckets.empty(); }
 };
 // Successive blocks share a bucket of at most `bucket_elements`; a larger block has its own bucket. shape: the whole
 // model's.
 TensorLayout lay_out_tensors(const GptShape& shape, int ranks = 1, size_t bucket_elements = 0,
                              const TensorParallel& tensor_parallel = {});
+// The layout of the rank that the options describe.
+TensorLayout lay_out_rank(const GptOptions& options);
 
 // Returns the parts of the whole tensor that this rank stores, in the order of its elements; empty if it is whole.
 std::vector<Box> boxes_of(const TensorLayout& layout, const Tensor& tensor);
@@ -130,13 +154,21 @@ std::vector<size_t> logical_shape(const TensorLayout& layout, const Tensor& tens
 // Returns the grid of chunks in flat arrays for norms and the optimizer, without groups; see ops::Chunk. A chunk ends
 // with its tensor and at every multiple of kChunkElements from the start of its bucket, where pieces of ranks may end.
 // So the grid is the same for any number of ranks, and each chunk has one owner. With tensor parallelism each rank has
-// the same grid for its parts, and a chunk's index is its number * ranks + rank.
+// the same grid for its parts, and a chunk's index is its number * ranks + rank. Chunks of all stages are numbered in
+// the order of TensorLayout::names.
 std::vector<ops::Chunk> chunk_grid(const TensorLayout& layout);
 
 // Returns the chunks of all ranks of a TensorParallel, in the order of their index, given one rank's grid.
 std::vector<ops::Chunk> with_other_parts(const TensorLayout& layout, const std::vector<ops::Chunk>& grid);
 
-// Removes the chunks that another rank of a TensorParallel counts: rank 0 counts tensors that are not divided.
+// Returns the chunks of all ranks that have parts of the same model, in the order of their index. Their `tensor` is in
+// TensorLayout::names.
+std::vector<ops::Chunk> chunks_of_model(const GptOptions& options);
+
+// Returns the chunks with `tensor` in TensorLayout::names.
+std::vector<ops::Chunk> with_numbers(const TensorLayout& layout, std::vector<ops::Chunk> chunks);
+
+// Removes the chunks that another rank counts: rank 0 of a TensorParallel counts tensors that are not divided.
 std::vector<ops::Chunk> counted_once(const TensorLayout& layout, std::vector<ops::Chunk> chunks);
 
 // Returns the number of chunks in the grid, or of those that a rank owns, without creating them.

@@ -104,7 +104,7 @@ ops::ElementwiseUpdate elementwise_update(const GptState& s, const RuleState& ru
 void find_trust_ratios(GptState& s, const RuleState& rule) {
     const TrustState& trust = s.trust;
     s.update_time.stop(s.stream);
-    const Comm& comm = s.options.is_sharded() ? s.world : s.group.comm;
+    const Comm& comm = s.options.is_sharded() ? s.comms.stage : s.group.comm;
     if (comm.size > 1) wait(all_reduce_sum(trust.sums, 2 * trust.n_sums, comm, s.stream), comm, s.stream);
     s.update_time.start(s.stream);
     run(s.stream, ops::trust_ratios,
@@ -317,7 +317,7 @@ void update(GptState& s) {
     if (s.group.comm.rank > 0)  // every rank of the group has the losses; rank 0 counts them
         ops::fill({.out = reinterpret_cast<float*>(s.sums + sums.loss(0, 0)), .count = 2 * sums.losses, .value = 0},
                   s.stream);
-    wait(all_reduce_sum(s.sums, sums.count(), s.world, s.stream), s.world, s.stream);
+    wait(all_reduce_sum(s.sums, sums.count(), s.comms.world, s.stream), s.comms.world, s.stream);
     s.update_time.start(s.stream);
     run(s.stream, ops::grad_norm_finish,
         {.out = s.grad_norm,

@@ -170,11 +170,14 @@ std::exception_ptr check_replicas_if_due(TrainingRun& run) {
     const std::string own = digest_of_replicas(run, false);
     const std::string undivided = run.grid.tensor > 1 ? digest_of_replicas(run, true) : "";
     const std::vector<std::string> digests = run.control.all_gather(own + undivided, "the replicas' digests");
-    std::vector<std::map<int, std::string>> compared(size_t(run.grid.tensor) + 1);  // parts; then what all ranks have
+    // Of each stage: its tensor ranks' parts; then what all its ranks have.
+    const int kinds = run.grid.tensor + 1;
+    std::vector<std::map<int, std::string>> compared(size_t(run.grid.pipeline * kinds));
     for (int rank = 0; rank < run.comm.size; rank++) {
         const std::string& digest = digests[size_t(rank)];
-        compared[size_t(run.grid.place_of(rank).tensor)][rank] = digest.substr(0, own.size());
-        compared.back()[rank] = digest.substr(own.size());
+        const Grid::Place place = run.grid.place_of(rank);
+        compared[size_t(place.pipeline * kinds + place.tensor)][rank] = digest.substr(0, own.size());
+        compared[size_t(place.pipeline * kinds + kinds - 1)][rank] = digest.substr(own.size());
     }
     for (const std::map<int, std::string>& replicas : compared)
         if (const std::string problem = replicas_problem(replicas); !problem.empty())

@@ -44,13 +44,21 @@ std::string steps_text(const TrainingRun& run) {
     return dir + ": " + text + ", " + batch_text(run.config) + " tokens each";
 }
 
+// " (data 4, pipeline 2, tensor 1)", or empty if only data has several ranks.
+std::string grid_text(const Grid& grid) {
+    if (grid.data == grid.size()) return "";
+    return format(" (data %d, pipeline %d, tensor %d)", grid.data, grid.pipeline, grid.tensor);
+}
+
 void print_description(TrainingRun& run) {
     const Config& c = run.config;
     const DeviceInfo device = device_info();
     run.matmul_path = device.matmul_path;
     const size_t bytes = planned_bytes(run.gpt.options());
     run.progress.print(format("device   %s; %s", device.name.c_str(), device.matmul_path.c_str()));
-    if (run.comm.size > 1) run.progress.print(format("ranks    %d by %s", run.comm.size, comm_library().c_str()));
+    if (run.comm.size > 1)
+        run.progress.print(
+            format("ranks    %d%s by %s", run.comm.size, grid_text(run.grid).c_str(), comm_library().c_str()));
     run.progress.print(
         format("model    %d layers, %d heads, %d channels, vocabulary %d: %.2f M parameters, %s, %.1f MiB",
                c.model.n_layer, c.model.n_head, c.model.n_embd, c.model.vocab_size,
@@ -96,7 +104,7 @@ void add_start(const TrainingRun& run, const char* revision) {
 void write_descriptions(const TrainingRun& run, const char* revision) {
     const std::string& dir = run.config.run.dir;
     GptOptions alone = run.gpt.options();
-    alone.rank = 0, alone.ranks = 1, alone.tensor_parallel = {};
+    alone.rank = 0, alone.ranks = 1, alone.tensor_parallel = {}, alone.pipeline = {};
     check_space(dir, saved_bytes(alone));
     write_file_atomically(dir + "/config.json", config_json(run.config));
     write_file_atomically(dir + "/revision.txt", std::string(revision) + "\n");

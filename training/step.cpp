@@ -53,8 +53,8 @@ void note_products(TrainingRun& run) {
 
 NormRecord norms_of(const TensorLayout& layout, const StepResult& result, int step, double time) {
     NormRecord record{.step = step, .time = time};
-    for (size_t i = 0; i < layout.tensors.size(); i++)
-        record.gradients.push_back({layout.tensors[i].name, result.tensor_norms[i]});
+    for (size_t i = 0; i < layout.names.size(); i++)
+        record.gradients.push_back({layout.names[i], result.tensor_norms[i]});
     const std::vector<double>& rms = result.residual_rms;
     for (size_t i = 0; i + 1 < rms.size(); i++)
         record.activations.push_back({format("h.%zu.residual%s", i / 2, i % 2 == 0 ? "" : "_mid"), rms[i]});

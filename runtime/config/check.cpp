@@ -147,6 +147,39 @@ void check_ramps(const Config& c, int world, Check& check) {
     }
 }
 
+// Checks that the ranks form a grid, and that its other keys support it.
+void check_grid(const Config& c, int world, Check& check) {
+    const int tensor = c.parallel.tensor, pipeline = c.parallel.pipeline;
+    const std::string stages = format(" times parallel.pipeline (%d), i.e. of %d", pipeline, tensor * pipeline);
+    check.that(grid_of(c, world).size() == world,
+               format("the number of ranks (%d) must be a multiple of parallel.tensor (%d)%s", world, tensor,
+                      pipeline > 1 ? stages.c_str() : ""));
+    check.that(tensor == 1 || c.log.noise_scale_every_steps == 0,
+               format("log.noise_scale_every_steps does not support parallel.tensor (%d)", tensor));
+    if (pipeline == 1) return;
+    check.that(c.log.noise_scale_every_steps == 0,
+               format("log.noise_scale_every_steps does not support parallel.pipeline (%d)", pipeline));
+    check.that(c.parallel.zero_stage < 3,
+               format("parallel.zero_stage (3) must be at most 2 with parallel.pipeline (%d): each micro-step would "
+                      "gather the parameters of the stage again",
+                      pipeline));
+    const bool is_interleaved = c.parallel.pipeline_schedule == PipelineSchedule::interleaved;
+    const int chunks = c.parallel.chunks(), parts = pipeline * chunks;
+    check.that(is_interleaved == (chunks > 1),
+               format("parallel.pipeline_chunks (%d) must be %s with parallel.pipeline_schedule \"%s\"", chunks,
+                      is_interleaved ? "at least 2" : "1", name_of(c.parallel.pipeline_schedule)));
+    const std::string named = format("parallel.pipeline (%d) times parallel.pipeline_chunks (%d)", pipeline, chunks);
+    check.that(parts <= c.model.n_layer,
+               format("model.n_layer (%d) must be at least %s, i.e. %d", c.model.n_layer, named.c_str(), parts));
+    const std::vector<int>& layers = c.parallel.pipeline_layers;
+    if (layers.empty()) return;
+    check.that(int(layers.size()) == parts, format("parallel.pipeline_layers must have %s, i.e. %d, numbers, has %zu",
+                                                   named.c_str(), parts, layers.size()));
+    const int64_t sum = std::accumulate(layers.begin(), layers.end(), int64_t(0));
+    check.that(sum == c.model.n_layer,
+               format("the sum of parallel.pipeline_layers (%ld) must be model.n_layer (%d)", sum, c.model.n_layer));
+}
+
 }  // namespace
 
 void check_config(const Config& c, const std::string& origin, int world) {
@@ -156,11 +189,7 @@ void check_config(const Config& c, const std::string& origin, int world) {
     check_parts(c, check);
     check_optimizer(c, check);
     check_end(c, check);
-    const Grid grid = grid_of(c, world);
-    check.that(grid.size() == world,
-               format("the number of ranks (%d) must be a multiple of parallel.tensor (%d)", world, c.parallel.tensor));
-    check.that(c.parallel.tensor == 1 || c.log.noise_scale_every_steps == 0,
-               format("log.noise_scale_every_steps does not support parallel.tensor (%d)", c.parallel.tensor));
-    check_ramps(c, grid.data, check);
+    check_grid(c, world, check);
+    check_ramps(c, grid_of(c, world).data, check);
     if (!check.problems.empty()) fail(Exit::config, "%s: %s", origin, joined(check.problems));
 }

@@ -158,8 +158,9 @@ Config load_config(const std::string& path, const std::vector<std::string>& over
         fail(Exit::no_input, "%s is a directory: use %s/config.json, with --resume to continue a run", path, path);
     Config config = parse_config(read_file(path, kMaxFile), path, first);
     for (const std::string& assignment : others) override_config(config, assignment);
-    fill_in_defaults(config, grid_of(config, world).data);
-    check_config(config, path, world);
+    const Grid grid = grid_of(config, world);
+    fill_in_defaults(config, grid.data);
+    check_config(config, path, world == 0 ? grid.size() : world);
     return config;
 }
 
@@ -272,7 +273,8 @@ std::string batch_text(const Config& config) {
 }
 
 Grid grid_of(const Config& config, int world) {
-    return {.data = std::max(1, world / config.parallel.tensor), .tensor = config.parallel.tensor};
+    const int tensor = config.parallel.tensor, pipeline = config.parallel.pipeline;
+    return {.data = std::max(1, world / (tensor * pipeline)), .tensor = tensor, .pipeline = pipeline};
 }
 
 int micro_steps(const Config& config, int world, int step) {

@@ -133,9 +133,18 @@ struct Config {
         bool deterministic_reduce = false;
         int bucket_mb = 32;
         int tensor = 1;
+        int pipeline = 1;
+        PipelineSchedule pipeline_schedule = PipelineSchedule::one_f_one_b;  // this and the following: pipeline > 1
+        int pipeline_chunks = 0;                                             // 0: see chunks()
+        std::vector<int> pipeline_layers;                                    // empty: balanced
         double start_timeout_s = 300;
         double silence_s = 60;
         double step_timeout_s = 120;
+        // Parts of the layers on each rank: pipeline_chunks or its default.
+        int chunks() const {
+            if (pipeline_chunks > 0) return pipeline_chunks;
+            return pipeline_schedule == PipelineSchedule::interleaved ? 2 : 1;
+        }
     } parallel;
 
     struct Checkpoint {
@@ -178,7 +187,8 @@ struct Config {
 };
 
 // Reads the configuration file, applies `overrides` ("section.key=value") in order, fills in the defaults that depend
-// on other keys (train.batch_size, train.head_rows, too long a warm-up), and calls check_config() for `world` ranks.
+// on other keys (train.batch_size, train.head_rows, too long a warm-up), and calls check_config() for `world` ranks; 0:
+// for as many as its smallest grid has.
 Config load_config(const std::string& path, const std::vector<std::string>& overrides, int world);
 
 // Parses a configuration in JSON. Absent keys get their defaults, which depend on model.family and optim.name. A key
@@ -228,7 +238,8 @@ int64_t tokens_of_steps(const Config& config, int steps);
 // Tokens per step, as text: "524288", or with a ramp "65536 to 524288".
 std::string batch_text(const Config& config);
 
-// The grid of `world` ranks. The division is exact after check_config().
+// The grid of `world` ranks, and at least of one rank with each part of the model. The division is exact after
+// check_config().
 Grid grid_of(const Config& config, int world);
 
 // Micro-steps of a step (from 1) on each of `world` ranks that divide the batch: Grid::data. The division is exact

@@ -90,6 +90,14 @@ std::optional<Ramp> ramp(const Json& json, const Allowed& allowed) {
     return parts;
 }
 
+std::optional<std::vector<int>> integers(const Json& json, const Allowed& allowed) {
+    const auto is_allowed = [&](const Json& item) {
+        return item.is_number_integer() && item >= allowed.low && item <= allowed.high;
+    };
+    if (!json.is_array() || json.size() > kMaxListed || !std::ranges::all_of(json, is_allowed)) return std::nullopt;
+    return json.get<std::vector<int>>();
+}
+
 Json json_of(const TensorGroups& groups) {
     Json list = Json::array();
     for (const TensorGroup& group : groups) {
@@ -119,6 +127,8 @@ template <class T> std::optional<T> allowed_value(const Json& json, const Allowe
         return tensor_groups(json);
     } else if constexpr (std::is_same_v<T, Ramp>) {
         return ramp(json, allowed);
+    } else if constexpr (std::is_same_v<T, std::vector<int>>) {
+        return integers(json, allowed);
     } else if constexpr (std::is_same_v<T, std::string>) {
         is_allowed = is_text(json, allowed.may_be_empty);
     } else if constexpr (std::is_same_v<T, bool>) {
@@ -129,7 +139,7 @@ template <class T> std::optional<T> allowed_value(const Json& json, const Allowe
                                                               : json.is_number_integer();
         is_allowed = is_of_type && json.get<double>() >= allowed.low && json.get<double>() <= allowed.high;
     }
-    if constexpr (!std::is_same_v<T, DataParts> && !std::is_same_v<T, TensorGroups> && !std::is_same_v<T, Ramp>)
+    if constexpr (std::is_arithmetic_v<T> || std::is_same_v<T, std::string>)
         return is_allowed ? std::optional<T>(json.get<T>()) : std::nullopt;
 }
 
@@ -287,10 +297,24 @@ std::vector<Option> surrounding_options(Config& c) {
          "3: also parameters",
          kNone},
         {"parallel.deterministic_reduce", &c.parallel.deterministic_reduce, kAnything,
-         "sum gradients in a fixed order: the same result for any power-of-two number of ranks and micro-steps"},
+         "sum gradients in a fixed order: the same result for any power-of-two number of ranks and micro-steps, and "
+         "any "
+         "number of pipeline stages"},
         {"parallel.tensor", &c.parallel.tensor, between(1, 1 << 10),
          "ranks that divide each layer and the vocabulary: tensor and sequence parallelism. Powers of two that divide "
          "the head counts and the MLP's hidden dimension",
+         kNone},
+        {"parallel.pipeline", &c.parallel.pipeline, between(1, 1 << 10),
+         "ranks that have different layers: pipeline parallelism. Divides the ranks, with parallel.tensor", kNone},
+        {"parallel.pipeline_schedule", &c.parallel.pipeline_schedule, kAnything,
+         "pipeline above 1: order of the passes of a step. gpipe: all forward passes first; 1f1b: forward and backward "
+         "alternate; interleaved: 1f1b with several parts of the layers on each rank",
+         kNone},
+        {"parallel.pipeline_chunks", &c.parallel.pipeline_chunks, between(0, 1 << 10),
+         "interleaved: parts of the layers on each rank; 0: 2, or 1 with another schedule", kNone},
+        {"parallel.pipeline_layers", &c.parallel.pipeline_layers, between(1, 10000),
+         "pipeline above 1: layers of each of the pipeline times pipeline_chunks parts; empty: about the same "
+         "arithmetic in each",
          kNone},
         {"parallel.bucket_mb", &c.parallel.bucket_mb, between(0, 1 << 20),
          "size of a gradient bucket in MiB, reduced in one collective; 0: one bucket per block"},
@@ -416,6 +440,8 @@ std::string allowed_values(const Option& option) {
                 "a list of up to %zu {\"until_step\": an integer in [1, %d], \"%s\": an integer in [%.10g, "
                 "%.10g]}",
                 kMaxListed, kMaxSteps, allowed.ramped, allowed.low, allowed.high);
+        else if constexpr (std::is_same_v<T, std::vector<int>>)
+            return format("a list of up to %zu integers in [%.10g, %.10g]", kMaxListed, allowed.low, allowed.high);
         else if constexpr (std::is_same_v<T, DataParts>)
             return format(
                 "text without NUL, 1 to %zu bytes, or a list of 1 to %zu {\"path\": such a text, "

@@ -8,8 +8,8 @@
 #include "kernels/numeric.h"
 #include "runtime/config/config.h"
 
-// The allowed values of an option: numbers in [low, high], also as the values of a ramp; any text that can be a path;
-// every choice of an enum.
+// The allowed values of an option: numbers in [low, high], also as the values of a ramp or the items of a list; any
+// text that can be a path; every choice of an enum.
 struct Allowed {
     double low = -std::numeric_limits<double>::infinity();
     double high = std::numeric_limits<double>::infinity();
@@ -27,10 +27,10 @@ enum class Effect { result, none };
 
 struct Option {
     const char* key;  // "section.name"
-    std::variant<bool*, int*, int64_t*, uint64_t*, double*, std::string*, DataParts*, TensorGroups*, Ramp*, Dtype*,
-                 Recompute*, OptimizerKind*, OptimizerDtype*, MuonIteration*, MuonScale*, LrSchedule*, AverageKind*,
-                 OnSpike*, OnNonFinite*, ModelFamily*, ActivationFunction*, NormKind*, PositionKind*, RopeScaling*,
-                 AttentionBias*, QkNorm*>
+    std::variant<bool*, int*, int64_t*, uint64_t*, double*, std::string*, DataParts*, TensorGroups*, Ramp*,
+                 std::vector<int>*, Dtype*, Recompute*, OptimizerKind*, OptimizerDtype*, PipelineSchedule*,
+                 MuonIteration*, MuonScale*, LrSchedule*, AverageKind*, OnSpike*, OnNonFinite*, ModelFamily*,
+                 ActivationFunction*, NormKind*, PositionKind*, RopeScaling*, AttentionBias*, QkNorm*>
         value;
     Allowed allowed;
     std::string help;

@@ -184,6 +184,10 @@ class FromTextToText(TrainerTest):
         self.train(run_dir="new", model_init_from="hf", **changes)
         self.train(run_dir="same", model_init_from="run", **changes)
         self.assertEqual(self.weights(1, "new"), self.weights(1, "same"))
+        if shutil.which("mpirun"):
+            config = self.write_config(run_dir="stages", model_init_from="hf", parallel_pipeline=2, **changes)
+            self.assertIn("parallel.tensor (1) times parallel.pipeline (2) above 1 needs a checkpoint",
+                          self.run_trainer("--nproc", 2, config, expect=78))
 
     def test_masters_in_bf16_are_exported_exactly_and_converted_by_init_from(self):
         narrow = dict(train_precision="bf16", optim_master_dtype="bf16")
@@ -334,6 +338,32 @@ class FromTextToText(TrainerTest):
                  "predicted for 16 GeForce RTX 4090 on 2 nodes; PCIe 32 GB/s, network 50 GB/s"),
                 (["--gpus", 8], "predicted for 8 H100 SXM on 1 node; NVLink 450 GB/s per GPU")):
             self.assertIn(words, self.run_trainer("plan", config, *options))
+
+    def test_plan_of_a_grid(self):
+        """Without --gpus, of the smallest grid."""
+        config = self.write_config(parallel_tensor=2, parallel_pipeline=2, model_n_head=4,
+                                   train_total_batch_tokens=12 * 60)
+        self.assertRegex(self.run_trainer("plan", config), r"micro-steps +12 per step")
+        said = self.run_trainer("plan", config, "--gpus", 12, "--gpus-per-node", 3)
+        self.assertRegex(said, r"micro-steps +4 per step")
+        self.assertIn("for data parallelism only; parallel.tensor is 2 and parallel.pipeline 2", said)
+        self.assertIn("warning: parallel.tensor (2) does not divide --gpus-per-node (3)", said)
+        said = self.run_trainer("plan", config, "--gpus", 9, "--gpus-per-node", 9, expect=78)
+        self.assertIn("ranks (9) must be a multiple", said)
+
+    def test_plan_of_stages(self):
+        config = self.write_config(parallel_pipeline=2, parallel_pipeline_schedule="interleaved", model_n_layer=7,
+                                   parallel_pipeline_layers=[1, 3, 1, 2])
+        said = self.run_trainer("plan", config)
+        channels, padded_vocabulary, positions = 48, 384, 24
+        layer, table = 12 * channels**2 + 13 * channels, padded_vocabulary * channels
+        stages = re.findall(r"^stage (\d) +(\d+) bytes, (\d+) parameters, layers (.*)$", said, re.M)
+        self.assertEqual([(int(number), int(parameters), layers) for number, _, parameters, layers in stages],
+                         [(0, 2 * layer + table + positions * channels, "0 to 0, 4 to 4"),
+                          (1, 5 * layer + table + 2 * channels, "1 to 3, 5 to 6")])
+        self.assertLess(int(stages[0][1]), int(stages[1][1]))
+        self.assertTrue(said.startswith("stage 1 of 0 to 1 needs the most memory:\n"))
+        self.assertEqual(re.search(r"^total +(\d+) bytes", said, re.M)[1], stages[1][1])
 
     def test_versions_and_help(self):
         self.assertIn("train_gpt", self.run_trainer("--version"))

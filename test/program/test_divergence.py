@@ -246,17 +246,19 @@ class Ranks(StrangeData):
 
     def test_a_rank_whose_weights_have_changed_is_reported(self):
         # The last bytes of the position embedding (5.8 MB) and the first of the token embedding.
-        for size, precision, tensor, named in (
-                (3, "fp32", "wpe", "the weights of rank 1 differ from those of the other ranks"),
-                (3, "bf16", "wte", "the weights of rank 1 differ from those of the other ranks"),
-                (2, "fp32", "wte", "the weights of ranks 0, 1 differ from each other")):
+        majority = "the weights of rank 1 differ from those of the other ranks"
+        both = "the weights of ranks 0, 1 differ from each other"
+        for size, precision, tensor, named, grid in (
+                (3, "fp32", "wpe", majority, {}), (3, "bf16", "wte", majority, {}), (2, "fp32", "wte", both, {}),
+                (6, "fp32", "wpe", majority, {"parallel_pipeline": 2}),
+                (4, "fp32", "wpe", both, {"parallel_pipeline": 2, "parallel_tensor": 2, "model_n_head": 4})):
             with self.subTest(size=size, precision=precision):
                 shutil.rmtree(self.dir / "run", ignore_errors=True)
                 # The weights do not change, so that their bytes are known.
                 config = self.write_config(
                     train_max_steps=100000, train_total_batch_tokens=60 * size, train_check_replicas_every=10,
                     optim_learning_rate=0.0, train_precision=precision, checkpoint_every_steps=5,
-                    model_n_positions=30000 if tensor == "wpe" else 24)
+                    model_n_positions=30000 if tensor == "wpe" else 24, **grid)
                 process = subprocess.Popen(mpirun(size, config), cwd=self.dir, stdout=subprocess.DEVNULL,
                                            stderr=subprocess.PIPE, text=True, env=MPI_ENVIRONMENT)
                 self.addCleanup(process.kill)

@@ -72,11 +72,24 @@ class SimulatedRanks(TrainerTest):
             for loss, one in zip(self.losses(f"grid_{stage}"), self.losses("one"), strict=True):
                 self.assertLessEqual(abs(loss - one), 2e-6 * one)
 
+    def test_ranks_that_have_different_layers(self):
+        """Pipeline parallelism with messages of FP32, and of bf16 with data parallelism and several parts."""
+        for precision, ranks, changes in (("fp32", 2, dict(model_n_layer=2)),
+                                          ("bf16", 4, dict(model_n_layer=4, parallel_pipeline_schedule="interleaved",
+                                                           parallel_zero_stage=2))):
+            with self.subTest(precision=precision, ranks=ranks):
+                changes.update(train_precision=precision, model_dropout=0.1)
+                self.train_on(1, f"one_{precision}", **{**changes, "parallel_pipeline_schedule": "1f1b"})
+                self.train_on(ranks, f"grid_{precision}", parallel_pipeline=2, **changes)
+                losses = zip(self.losses(f"one_{precision}"), self.losses(f"grid_{precision}"), strict=True)
+                for step, (one, grid) in enumerate(losses, 1):
+                    self.assertTrue(abs(one - grid) <= tolerance(precision, step), f"step {step}: {grid} for {one}")
+
     def check_planned(self, action, call, rank, deterministic, codes, **changes):
         """Requires an end in time with one of these codes; returns the output and the called library function."""
         shutil.rmtree(self.dir / "run", ignore_errors=True)
-        config = self.write_config(**{**FOUR, **changes}, parallel_deterministic_reduce=deterministic,
-                                   parallel_zero_stage=2 + call % 2)
+        config = self.write_config(**{**FOUR, "parallel_zero_stage": 2 + call % 2, **changes},
+                                   parallel_deterministic_reduce=deterministic)
         started = time.monotonic()
         code, said = self.start(2, config, STAND_IN_NCCL=f"{action} {call} {rank}")
         self.assertLess(time.monotonic() - started, LIMIT, said)
@@ -106,6 +119,21 @@ class SimulatedRanks(TrainerTest):
             with self.subTest(action=action):
                 said, _ = self.check_planned(action, call, 1, False, (76, 80), parallel_step_timeout_s=15)
                 self.assertRegex(said, r"rank \d on \S+ \(pid \d+\).* collective \d+ \(\w+\)")
+
+    def test_messages_of_stages_that_fail_or_hang(self):
+        """In the third step, as above. The rank that hangs may be one that waits for the message."""
+        for action, call, rank, message in (("fail", 84, 0, "ncclRecv"), ("fail", 85, 1, "ncclSend"),
+                                            ("stall", 81, 0, "ncclSend"), ("hang", 82, 1, "ncclRecv")):
+            with self.subTest(action=action, call=call, rank=rank):
+                said, function = self.check_planned(action, call, rank, False, (71, 76, 80), model_n_layer=2,
+                                                    parallel_pipeline=2, parallel_zero_stage=0,
+                                                    parallel_step_timeout_s=8)
+                self.assertEqual(function, message)
+                if action == "fail":
+                    self.assertRegex(said, rf"train_gpt: (\S+: )*rank {rank}: {function} failed in exchange")
+                else:
+                    self.assertRegex(said, r"rank (\d) \(data 0, pipeline \1\) on \S+ \(pid \d+\) hangs: .* step 3, "
+                                           r"last collective \d+ \(\w+\)")
 
     def test_ranks_that_call_different_collectives(self):
         said, function = self.check_planned("mismatch", 10, 1, False, range(1, 128))

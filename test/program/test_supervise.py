@@ -223,6 +223,14 @@ class Launchers(Supervised):
         self.assertEqual(starts, 1)
         self.assertIn("exit code 1, which a restart would not fix: not restarted", said)
 
+    def test_the_launcher_determines_the_number_of_ranks(self):
+        (self.dir / "launcher").write_text("#!/bin/bash\nexit 65\n")
+        (self.dir / "launcher").chmod(0o755)
+        config = self.write_config(parallel_tensor=2, parallel_pipeline=2)
+        self.run_trainer(config, "--supervise", "--", "./launcher", expect=65)
+        said = self.run_trainer(config, "--supervise", "--nproc", 2, expect=78)
+        self.assertIn("the number of ranks (2) must be a multiple", said)
+
     def test_processes_that_a_launcher_leaves_are_killed(self):
         (self.dir / "launcher").write_text("#!/bin/bash\nsetsid sleep 600 &\necho $! > left\nexit 65\n")
         (self.dir / "launcher").chmod(0o755)

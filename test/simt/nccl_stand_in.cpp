@@ -46,9 +46,10 @@ Library& library() {
     return instance;
 }
 
-// Counts a call. Returns the action planned for it, or "".
+// Counts a call. Returns the action planned for it, or "". `rank` matters before the first communicator.
 std::string planned(const char* name, int rank) {
     Library& all = library();
+    if (!all.comms.empty()) rank = all.comms.front()->rank;
     if (++all.calls != all.plan.call || rank != all.plan.rank || all.plan.action.empty()) return "";
     all.plan.is_done = true;
     std::fprintf(stderr, "stand-in for NCCL: %s at call %d of rank %d, %s\n", all.plan.action.c_str(), all.calls, rank,
@@ -244,8 +245,7 @@ const char* ncclGetLastError(ncclComm_t comm) {
 
 ncclResult_t ncclGroupStart() {
     Library& all = library();
-    const int rank = all.comms.empty() ? 0 : all.comms.back()->rank;
-    if (const ncclResult_t result = result_of(planned("ncclGroupStart", rank)); result != ncclSuccess) return result;
+    if (const ncclResult_t result = result_of(planned("ncclGroupStart", 0)); result != ncclSuccess) return result;
     all.group_depth++;
     all.group_error = ncclSuccess;
     all.group_polls = kPolls;
@@ -258,8 +258,7 @@ ncclResult_t ncclGroupEnd() {
     Library& all = library();
     if (all.group_depth != 1) return refuse(nullptr, ncclInvalidUsage, "ncclGroupEnd without its start");
     all.group_depth = 0;
-    const int rank = all.comms.empty() ? 0 : all.comms.back()->rank;
-    const std::string action = planned("ncclGroupEnd", rank);
+    const std::string action = planned("ncclGroupEnd", 0);
     if (const ncclResult_t result = result_of(action); result != ncclSuccess) return result;
     if (all.group_error != ncclSuccess || !all.group_comm) return all.group_error;
     all.group_comm->polls = action == "hang" ? kForEver : all.group_polls;

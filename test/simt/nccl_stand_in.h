@@ -17,7 +17,7 @@ struct NcclPlan {
     // mismatch       it has one element more than this rank requested
     std::string action;
     int call = 0;  // 1, 2, ... among calls that can fail, except ncclCommGetAsyncError and ncclCommAbort
-    int rank = 0;
+    int rank = 0;  // in the process's first communicator
     bool is_done = false;
 };
 

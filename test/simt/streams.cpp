@@ -107,9 +107,18 @@ bool step(Stream& stream) {
     return run_front(*next);
 }
 
-// Blocks the host until the step can be made.
+// One work item of every stream that can advance. False if there is none.
+bool step_of_all() {
+    bool advances = false;
+    for (const auto& stream : streams())
+        if (!stream->queue.empty() && !blocked_by(*stream)) advances |= run_front(*stream);
+    return advances;
+}
+
+// Blocks the host until the step can be made. Meanwhile the other streams advance: another process may wait for them.
 void step_at_last(Stream& stream) {
-    while (!step(stream)) std::this_thread::sleep_for(std::chrono::microseconds(50));
+    while (!step(stream))
+        if (!step_of_all()) std::this_thread::sleep_for(std::chrono::microseconds(50));
 }
 
 // With a seed, other streams advance by chance.
@@ -173,7 +182,7 @@ void run_until_complete(Event* event) {
 
 void go_on_towards(Event* event) {
     step_of_another();
-    if (event->completed < event->recorded) step(*event->stream);
+    if (event->completed < event->recorded && !step(*event->stream)) step_of_all();
 }
 
 void run_all_streams() {

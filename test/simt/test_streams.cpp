@@ -67,6 +67,25 @@ TEST_CASE("a stream sees another's work after an event, and not before", "[simt]
     }
 }
 
+TEST_CASE("streams advance while the host waits for another process", "[simt]") {
+    for (bool asks : {false, true}) {
+        TwoStreams streams;
+        bool has_sent = false;
+        int asked = 0;
+        simt::queue_work(streams.first, [&] { has_sent = true; });
+        simt::queue_poll(streams.second, [&] {  // the other process answers what the first stream sends
+            require(++asked < 100, "the other process waits for ever");
+            return has_sent;
+        });
+        check_cuda(cudaEventRecord(streams.event, streams.second), "record");
+        if (asks)
+            while (cudaEventQuery(streams.event) == cudaErrorNotReady) {}
+        else
+            check_cuda(cudaStreamSynchronize(streams.second), "cudaStreamSynchronize");
+        CHECK(has_sent);
+    }
+}
+
 // CUDA's legacy stream, which launch() uses by default, and streams created without cudaStreamNonBlocking.
 TEST_CASE("the legacy stream waits for blocking streams, and they for it", "[simt]") {
     cudaStream_t blocking = nullptr;

@@ -38,6 +38,9 @@ GptOptions gpt_options(const Config& config, const Grid& grid, int rank) {
                        .zero_stage = config.parallel.zero_stage,
                        .deterministic_reduce = config.parallel.deterministic_reduce,
                        .bucket_bytes = size_t(config.parallel.bucket_mb) << 20};
+    if (grid.pipeline > 1)
+        options.pipeline = {place.pipeline, grid.pipeline, config.parallel.pipeline_schedule, config.parallel.chunks(),
+                            config.parallel.pipeline_layers};
     for (const auto& [until_step, seq_len] : config.train.seq_ramp)
         options.max_parts = std::max(options.max_parts, options.seq_len / int(seq_len));
     if (const std::string unused = unused_group(options); !unused.empty())
@@ -171,11 +174,13 @@ static void load_weights(Gpt& gpt, const Checkpoint& checkpoint) {
 }
 
 void load_initial_weights(Gpt& gpt, const Config::Model& model, const std::string& path) {
-    const int parts = gpt.options().tensor_parallel.size;
-    if (parts > 1 && (!directory_exists(path) || is_huggingface(path)))
-        fail(Exit::config,
-             "model.init_from: parallel.tensor (%d) needs a checkpoint; `train_gpt import` makes one of %s", parts,
-             path);
+    const int tensor = gpt.options().tensor_parallel.size, pipeline = gpt.options().pipeline.size;
+    if (tensor * pipeline > 1 && (!directory_exists(path) || is_huggingface(path)))
+        fail(
+            Exit::config,
+            "model.init_from: parallel.tensor (%d) times parallel.pipeline (%d) above 1 needs a checkpoint; `train_gpt "
+            "import` makes one of %s",
+            tensor, pipeline, path);
     if (!directory_exists(path)) {
         check_llmc_parts(model, path);
         LlmcModel(path).load(gpt);
@@ -241,6 +246,7 @@ LoadedModel load_model(const ModelSource& source, int batch, const Comm& comm, c
     options.micro_steps = 1;
     options.rank = comm.rank, options.ranks = comm.size;
     options.zero_stage = 0;
+    options.deterministic_reduce = false;
     Gpt gpt(options, comm);
     if (source.checkpoint)
         load_weights(gpt, *source.checkpoint);

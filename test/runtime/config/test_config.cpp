@@ -384,6 +384,8 @@ TEST_CASE("digest and differences cover exactly the options that change a run's 
                 value->push_back({.tensors = "vector", .lr_scale = 2});
             else if constexpr (std::is_same_v<T, Ramp>)
                 value->push_back({7, 5});
+            else if constexpr (std::is_same_v<T, std::vector<int>>)
+                value->push_back(7);
             else if constexpr (std::is_enum_v<T>)
                 *value = T(*value == T(0));
             else
@@ -422,6 +424,10 @@ TEST_CASE("options that do not change a resumed run's result are not in the dige
                                                     "device.debug_sync",
                                                     "parallel.zero_stage",
                                                     "parallel.tensor",
+                                                    "parallel.pipeline",
+                                                    "parallel.pipeline_schedule",
+                                                    "parallel.pipeline_chunks",
+                                                    "parallel.pipeline_layers",
                                                     "parallel.start_timeout_s",
                                                     "parallel.silence_s",
                                                     "parallel.step_timeout_s"};

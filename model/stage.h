@@ -1,0 +1,57 @@
+// The passes of a stage: of the layers that one rank of a pipeline has, or of the whole model.
+#pragma once
+
+#include "model/layers.h"
+#include "model/state.h"
+
+// The sizes of a pass, at most options.batch * options.seq_len rows.
+struct PassSizes {
+    int batch, seq_len;
+    size_t rows() const { return size_t(batch) * size_t(seq_len); }
+};
+inline PassSizes training_sizes(const GptState& s) { return {s.options.batch, s.options.seq_len}; }
+// The same rows, split into this step's sequences.
+inline PassSizes step_sizes(const GptState& s) {
+    return {s.options.batch * (s.options.seq_len / s.seq_len), s.seq_len};
+}
+
+// Returns the layers' context for a pass without dropout over all rows of a batch.
+LayerContext layer_context(const GptState& s, PassSizes sizes);
+
+// What a pass of one part of the layers works on.
+struct StagePass {
+    LayerContext x;
+    int chunk;
+    LayerRange layers;
+    bool is_first, is_last;  // whether the part begins with the embedding, and ends with the head
+    const GptActivations& acts;
+    const MicroStepInput& input;
+};
+// `x` with the documents of the micro-step's input.
+StagePass stage_pass(const GptState& s, const LayerContext& x, int chunk, int micro_step);
+
+// Copies tokens to the device and finds their documents.
+void load_input(GptState& s, MicroStepInput& input, PassSizes sizes, const int* tokens);
+
+// Starts to receive the message that the pass needs, if it needs one and this has not been called for it. A channel
+// receives into a buffer of its own, whose message the pass before must have taken.
+void expect(GptState& s, const Pass& pass);
+
+// A forward pass up to the sum of the last branch and, in the last part, up to the final norm. Takes its input from the
+// previous stage and sends its output to the next one. `next`: the pass whose message is expected meanwhile; may be
+// null. is_measured: appends to GptState::residual_rms.
+void forward_part(GptState& s, const StagePass& pass, const Pass* next, bool is_measured);
+
+// A backward pass, in the last part with the head. Takes the gradient of its output from the next stage and sends that
+// of its input to the previous one. Accumulates the gradients of the parameters.
+void backward_part(GptState& s, const StagePass& pass, const Pass* next);
+
+// Runs forward_part() of every part for an input that is in the first place of GptState::inputs.
+void forward_model(GptState& s, const LayerContext& x);
+
+// Sums the values over the ranks of a communicator, through GptState::sums.
+void sum_over(GptState& s, const Comm& comm, std::span<double> values);
+
+// Runs the head on the output of the last part's forward pass; writes the sum of the losses to this rank's entry of
+// micro-step `index`. With `dinp`, also computes the gradients of the head's weight and of the input.
+void loss_forward_backward(GptState& s, const StagePass& pass, int index, View dinp);

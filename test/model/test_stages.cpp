@@ -1,0 +1,148 @@
+// The layers, tensors and files of the stages of a pipeline.
+#include <algorithm>
+#include <cmath>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "model/optimizers.h"
+#include "model/options.h"
+#include "model/plan.h"
+#include "model/tensors.h"
+#include "test/support/catch.h"
+
+namespace {
+
+GptOptions stage_options(int layers, int stages, int chunks = 1) {
+    GptOptions options{.shape = {.n_layer = layers, .n_head = 2, .n_embd = 16, .n_positions = 64, .vocab_size = 257},
+                       .batch = 1,
+                       .seq_len = 64,
+                       .optimizer = {},
+                       .head_rows = 8};
+    options.pipeline = {.size = stages, .chunks = chunks};
+    if (chunks > 1) options.pipeline.schedule = PipelineSchedule::interleaved;
+    return options;
+}
+
+// The multiplications of a token's forward pass in a GPT-2 layer: 12 C^2 in products, and C (T / 2) for each of scores
+// and values.
+double layer_work(const GptShape& s, int seq_len) {
+    const double C = s.n_embd;
+    return 12 * C * C + C * seq_len;
+}
+
+// Returns the least of the most work of a part, over all divisions of the layers. The last part has the head.
+double least_work(int layers, int parts, double layer, double head) {
+    if (parts == 1) return layers * layer + head;
+    double least = HUGE_VAL;
+    for (int first = 1; first <= layers - parts + 1; first++)
+        least = std::min(least, std::max(first * layer, least_work(layers - first, parts - 1, layer, head)));
+    return least;
+}
+
+}  // namespace
+
+TEST_CASE("the most work of a part is as small as possible", "[model][pipeline]") {
+    bool head_matters = false;
+    for (const auto& [stages, chunks] : {std::pair(1, 1), {2, 1}, {3, 1}, {4, 1}, {2, 2}, {3, 2}, {2, 4}})
+        for (int layers = stages * chunks; layers <= 12; layers++) {
+            const GptOptions options = stage_options(layers, stages, chunks);
+            const double layer = layer_work(options.shape, options.seq_len);
+            const double head = options.shape.n_embd * options.shape.padded_vocab();
+            const std::vector<LayerRange> ranges = layer_ranges(options);
+            CAPTURE(stages, chunks, layers);
+            REQUIRE(int(ranges.size()) == stages * chunks);
+            int end = 0;
+            double most = 0;
+            for (const LayerRange& range : ranges) {
+                REQUIRE(range.first == end);
+                REQUIRE(range.count > 0);
+                end = range.end();
+                most = std::max(most, range.count * layer + (end == layers ? head : 0));
+            }
+            REQUIRE(end == layers);
+            CHECK(most == least_work(layers, stages * chunks, layer, head));
+            head_matters |= ranges.back().count < ranges.front().count;
+        }
+    CHECK(head_matters);
+}
+
+TEST_CASE("stages take the given numbers of layers in turn", "[model][pipeline]") {
+    GptOptions options = stage_options(10, 2, 2);
+    options.pipeline.layers = {1, 2, 3, 4};
+    std::vector<std::pair<int, int>> own[2];
+    for (int& stage = options.pipeline.rank; stage < 2; stage++)
+        for (const LayerRange& range : own_layers(options)) own[stage].emplace_back(range.first, range.count);
+    CHECK(own[0] == std::vector{std::pair(0, 1), {3, 3}});
+    CHECK(own[1] == std::vector{std::pair(1, 2), {6, 4}});
+}
+
+TEST_CASE("the stages have each tensor once, except a tied embedding", "[model][pipeline]") {
+    for (const bool is_tied : {true, false})
+        for (const auto& [stages, chunks, ranks] : {std::tuple(2, 1, 1), {3, 2, 1}, {4, 1, 3}}) {
+            GptOptions options = stage_options(7, stages, chunks);
+            options.shape.tie_embeddings = is_tied, options.ranks = ranks;
+            CAPTURE(is_tied, stages, chunks, ranks);
+            const TensorLayout whole = lay_out_tensors(options.shape);
+            std::multiset<std::string> names, expected;
+            std::set<int> indices;
+            size_t counted = 0;
+            for (const Tensor& tensor : whole.tensors) expected.insert(tensor.name);
+            if (is_tied) expected.insert("wte");
+            for (int& stage = options.pipeline.rank; stage < stages; stage++) {
+                const TensorLayout layout = lay_out_rank(options);
+                REQUIRE(layout.names.size() == whole.tensors.size());
+                for (const Tensor& tensor : layout.tensors) {
+                    names.insert(tensor.name);
+                    CHECK(layout.names[size_t(tensor.number)] == tensor.name);
+                    CHECK(tensor.is_copy == (is_tied && tensor.name == "wte" && stage > 0));
+                }
+                for (const ops::Chunk& chunk : chunk_grid(layout))
+                    CHECK(indices.insert(chunk.index).second != layout.tensors[size_t(chunk.tensor)].is_copy);
+                for (const ops::Chunk& chunk : counted_once(layout, chunk_grid(layout))) counted += size_t(chunk.count);
+            }
+            CHECK(names == expected);
+            CHECK(counted == whole.parameters);
+            CHECK(*indices.rbegin() + 1 == int(indices.size()));
+            options.pipeline.rank = 0;
+            CHECK(chunks_of_model(options).size() == indices.size());
+        }
+}
+
+// Name, first element in its tensor, count and index of each chunk.
+using NamedChunk = std::tuple<std::string, uint32_t, int, int>;
+
+TEST_CASE("deterministic chunks are the same for any number of stages", "[model][pipeline]") {
+    for (const bool is_tied : {true, false})
+        for (const int ranks : {1, 2}) {
+            std::set<NamedChunk> expected;
+            for (const auto& [stages, chunks] : {std::pair(1, 1), {2, 1}, {3, 2}, {5, 1}}) {
+                GptOptions options = stage_options(7, stages, chunks);
+                options.shape.tie_embeddings = is_tied, options.ranks = ranks, options.deterministic_reduce = true;
+                options.shape.n_embd = 96, options.bucket_bytes = 1 << 20;  // layers of some chunks, several per bucket
+                std::set<NamedChunk> grid;
+                for (int& stage = options.pipeline.rank; stage < stages; stage++) {
+                    const TensorLayout layout = lay_out_rank(options);
+                    for (const ops::Chunk& chunk : chunk_grid(layout))
+                        grid.emplace(layout.tensors[size_t(chunk.tensor)].name, chunk.first, chunk.count, chunk.index);
+                }
+                CAPTURE(is_tied, ranks, stages, chunks);
+                if (expected.empty()) expected = grid;
+                CHECK(grid == expected);
+            }
+        }
+}
+
+TEST_CASE("the stages save as much as one rank", "[model][pipeline]") {
+    for (const OptimizerKind kind : {OptimizerKind::adamw, OptimizerKind::muon, OptimizerKind::adafactor}) {
+        GptOptions options = stage_options(5, 1);
+        set_optimizer(options.optimizer, kind);
+        options.averages = true;
+        const size_t alone = saved_bytes(options);
+        options.pipeline.size = 3;
+        size_t of_stages = 0;
+        for (int& stage = options.pipeline.rank; stage < 3; stage++) of_stages += saved_bytes(options);
+        CAPTURE(name_of(kind));
+        CHECK(of_stages == alone);
+    }
+}
