@@ -287,8 +287,8 @@ std::vector<NamedTensor> Gpt::master_tensors() const { return name_tensors(*stat
 
 std::vector<NamedTensor> Gpt::gradient_tensors() const { return name_tensors(*state_, "grad", state_->own_grad); }
 
-// Names all state, with the state of whole matrices and, in the order of a rank that has all layers, that of the layers
-// on other stages, of which this rank has no element.
+// Names all state of the model in the order of a rank that has all layers. This rank has no elements of the tensors on
+// other stages.
 static std::vector<NamedTensor> name_all_state(const GptState& s, bool once) {
     std::vector<NamedTensor> named = name_state(s, once);
     std::ranges::move(name_matrix_state(s), std::back_inserter(named));

@@ -114,12 +114,12 @@ public:
 
     // Sums the values over the ranks with the same part of the model, which have different samples.
     void sum_over_ranks(std::span<double> values);
-    // Replaces the values by those of the last stage, which computes the losses.
+    // Copies the values from the last stage, which computes the losses, to the other stages.
     void take_from_last_stage(std::span<double> values);
 
-    // This rank's part of the master weights, their average and the optimizer state, by name. State and saved tensors
-    // are those of the whole model; of other stages' tensors this rank has no elements. After writing masters from
-    // outside, call masters_changed() on all ranks.
+    // This rank's part of the master weights, their average and the optimizer state, by name. The lists of state and of
+    // saved tensors name the whole model's; this rank has no elements of the tensors on other stages. After writing
+    // masters from outside, call masters_changed() on all ranks.
     std::vector<NamedTensor> state_tensors() const;
     std::vector<NamedTensor> master_tensors() const;
     // The same with each element on one rank only, as saved in a checkpoint. Tensors of 16 bits are last, because a

@@ -60,7 +60,7 @@ struct GptOptions {
     bool deterministic_reduce = false;  // sum gradients in the same order for any number of ranks and micro-steps
     size_t bucket_bytes = 0;            // maximum size of successive blocks' gradients that are reduced together
 
-    // This rank's number among those of its stage, which have the same layers.
+    // This rank's number among the ranks of its stage, which have the same layers.
     int stage_rank() const { return rank * tensor_parallel.size + tensor_parallel.rank; }
     // Whether the master weights are the compute weights: they have the same type.
     bool computes_with_masters() const { return optimizer.master_type() == precision; }

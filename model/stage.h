@@ -18,7 +18,7 @@ inline PassSizes step_sizes(const GptState& s) {
 // Returns the layers' context for a pass without dropout over all rows of a batch.
 LayerContext layer_context(const GptState& s, PassSizes sizes);
 
-// What a pass of one part of the layers works on.
+// The arguments of a pass over one part of the layers.
 struct StagePass {
     LayerContext x;
     int chunk;
@@ -33,8 +33,8 @@ StagePass stage_pass(const GptState& s, const LayerContext& x, int chunk, int mi
 // Copies tokens to the device and finds their documents.
 void load_input(GptState& s, MicroStepInput& input, PassSizes sizes, const int* tokens);
 
-// Starts to receive the message that the pass needs, if it needs one and this has not been called for it. A channel
-// receives into a buffer of its own, whose message the pass before must have taken.
+// Starts to receive the message that the pass needs, if it needs one and this has not been called for it. Each channel
+// has one buffer for received messages; the previous pass must have taken its message.
 void expect(GptState& s, const Pass& pass);
 
 // A forward pass up to the sum of the last branch and, in the last part, up to the final norm. Takes its input from the

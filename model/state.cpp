@@ -144,7 +144,7 @@ void place_group(GptState& s, Arena& arena) {
     s.group.scratch = arena.take<std::byte>("scratch", "tensor_parallel_scratch", scratch);
 }
 
-// What the micro-steps in flight on any part of the layers compute with.
+// Allocates the inputs of the micro-steps in flight on any part of the layers.
 void place_inputs(GptState& s, Arena& arena) {
     const GptOptions& options = s.options;
     const size_t tokens = size_t(options.batch) * size_t(options.seq_len);

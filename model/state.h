@@ -22,7 +22,7 @@ struct MicroStep {
     bool accumulate;  // add gradients to those of the previous micro-steps
 };
 
-// What a micro-step computes with.
+// The input of a micro-step.
 struct MicroStepInput {
     int* tokens = nullptr;             // (B, T)
     int* targets = nullptr;            // (B, T)

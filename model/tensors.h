@@ -95,7 +95,7 @@ inline size_t round_up(size_t count, size_t unit) { return (count + unit - 1) / 
 // The tensors of a rank in the order of the flat arrays: first the tensors outside the blocks, then layer by layer,
 // then an untied head. Tensors whose gradients are complete at the same time are adjacent. With pipeline parallelism
 // the last stage has the final norm and the head after its layers. A tied embedding is on the first and on the last
-// stage, in a bucket of its own, so that ranks divide both in the same way. With
+// stage, alone in its bucket, so that ranks divide both in the same way. With
 // deterministic_reduce each layer and each group of other tensors begins a chunk of chunk_grid(), so that the grid is
 // the same for any number of stages.
 struct TensorLayout {
