@@ -21,11 +21,11 @@ TRAINER = Path(__file__).resolve().parents[1] / "build/train_gpt_cpu"
 MODEL = {"n_layer": 6, "n_head": 6, "n_embd": 384, "n_positions": 256, "vocab_size": 4096}
 
 
-def write_tokens(path, count):
+def write_tokens(path, count, vocabulary=4096):
     """A shard in llm.c's format: a header of 256 32-bit words, three of them used, then 16-bit tokens."""
     tokens = random.Random(1)
     header = struct.pack("<3i", 20240520, 1, count) + bytes(1024 - 12)
-    path.write_bytes(header + struct.pack(f"<{count}H", *(tokens.randrange(4096) for _ in range(count))))
+    path.write_bytes(header + struct.pack(f"<{count}H", *(tokens.randrange(vocabulary) for _ in range(count))))
 
 
 def medians(folder, ranks, stage, bucket_mb, steps, threads):
