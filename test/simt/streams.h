@@ -1,5 +1,6 @@
 // Streams and events: work is queued and executed late, when the host waits for it or an event forces it, and streams
 // overtake each other as much as events allow. So a missing wait shows, and so does a host buffer that is reused early.
+// While the host waits for another process, all streams advance.
 // The null stream is CUDA's legacy stream: its work waits for earlier work of blocking streams, and their later work
 // waits for it.
 #pragma once

@@ -1,4 +1,6 @@
 // Streams and events: work that is not waited for has not happened.
+#include <atomic>
+
 #include "test/simt/planted.h"
 #include "test/simt/sanitizers.h"
 
@@ -70,12 +72,12 @@ TEST_CASE("a stream sees another's work after an event, and not before", "[simt]
 TEST_CASE("streams advance while the host waits for another process", "[simt]") {
     for (bool asks : {false, true}) {
         TwoStreams streams;
-        bool has_sent = false;
+        std::atomic<bool> has_sent = false;
         int asked = 0;
         simt::queue_work(streams.first, [&] { has_sent = true; });
         simt::queue_poll(streams.second, [&] {  // the other process answers what the first stream sends
             require(++asked < 100, "the other process waits for ever");
-            return has_sent;
+            return has_sent.load();
         });
         check_cuda(cudaEventRecord(streams.event, streams.second), "record");
         if (asks)
