@@ -104,14 +104,13 @@ class SimulatedRanks(TrainerTest):
         for call, rank, deterministic, action in [
                 (1, 0, True, "fail"), (1, 1, True, "fail"), (2, 1, True, "late"), (2, 0, False, "remote"),
                 (4, 1, False, "fail"), (6, 0, True, "fail"), (7, 1, True, "fail"), (8, 1, True, "fail"),
-                (9, 0, True, "fail"), (10, 1, False, "late"), (12, 0, False, "remote"), (13, 1, True, "fail"),
-                (14, 1, True, "fail"), (15, 1, True, "fail"), (16, 1, True, "fail")]:
+                (9, 0, True, "fail"), (10, 1, False, "late"), (12, 0, False, "remote"), (15, 1, True, "fail"),
+                (16, 0, True, "fail"), (17, 0, True, "fail"), (17, 1, True, "fail")]:
             with self.subTest(call=call, rank=rank, action=action):
                 said, function = self.check_planned(action, call, rank, deterministic, (70, 71, 76))
                 functions.add(function)
                 self.assertRegex(said, rf"train_gpt: (\S+: )*rank {rank}: {function} failed")
-        self.assertIn("ncclSend", functions)
-        self.assertGreater(len(functions), 6, functions)
+        self.assertLessEqual({"ncclSend", "ncclRecv", "ncclGroupStart", "ncclGroupEnd"}, functions)
 
     def test_a_hang_reports_the_rank_and_the_collective(self):
         # In the third step or later: the first step has the longer timeout of a start.
