@@ -15,7 +15,7 @@ FAULTS = [
     (LAYERS, "QK norm's epsilon is GPT-2's", ".eps = float(x.shape->norm_eps),\n         .positions",
      ".eps = 1e-5f,\n         .positions"),
     (BLOCK, "the backward pass does not undo QK norm and RoPE",
-     "    heads_backward(x, w.q_norm, w.k_norm, a.qkv, a.attn, d.dwide);\n", ""),
+     "    heads_backward(x, w.q_norm, w.k_norm, a.qkv, a.attn, d.dqkv);\n", ""),
     (LAYERS, "recomputation rotates queries and keys that were kept",
      "if (!x.shape->changes_heads() || x.has(qkv)) return;", "if (!x.shape->changes_heads()) return;"),
     (LAYERS, "the backward pass of attention sees all keys",
@@ -40,7 +40,7 @@ FAULTS = [
     (LAYERS, "logits are not capped", ".softcap = float(x.shape->final_softcap),", ".softcap = 0,"),
     (LAYERS, "relu2's derivative is taken from what is not there",
      "function == ActivationFunction::relu2 ? mlp.act.view : mlp.fc.view}", "mlp.fc.view}"),
-    (LAYERS, "a gate's gradient is computed in place of attention's", "gated ? mlp.act.view : dfc", "dfc"),
+    (LAYERS, "a gate's gradient is computed in place of attention's", "gated ? dact : dfc", "dfc"),
     # ---- the model
     (STAGE, "a document begins after its token", "if (position == 0 || tokens[row] == s.options.document_token) first",
      "if (position == 0 || tokens[row - 1] == s.options.document_token) first"),

@@ -25,6 +25,8 @@ SCHEDULES = {
     "gpipe": ({"pipeline": 2, "pipeline_schedule": "gpipe"}, lambda m: 1 / (m + 1)),
     "1f1b": ({"pipeline": 2}, lambda m: 1 / (m + 1)),
     "interleaved": ({"pipeline": 2, "pipeline_schedule": "interleaved"}, lambda m: 1 / (2 * m + 1)),
+    # Qi et al., arXiv 2401.10241, with passes of equal time
+    "zero_bubble": ({"pipeline": 2, "pipeline_schedule": "zero_bubble"}, lambda m: 1 / (3 * m + 1)),
 }
 
 

@@ -46,6 +46,7 @@ struct BlockActivations {
     Activation residual_mid;  // (B, T, C), residual + attn_proj
     NormActivations norm2;
     MlpActivations mlp;
+    Activation dmlp, dfc, dattn, dqkv;  // as in BlockGradients, if a pass of weights needs them
 };
 
 // The activations of one micro-step on a stage. All micro-steps share the buffers from `gathered`.
@@ -65,6 +66,10 @@ struct GptActivations {
 
 // Returns this rank's passes of a step.
 std::vector<Pass> passes_of(const GptOptions& options, int micro_steps);
+
+// Returns the number of micro-steps whose gradients of linear layers' outputs a stage keeps for their passes of
+// weights.
+int micro_steps_deferred(const GptOptions& options);
 
 // Returns the number of micro-steps whose activations a stage keeps at the same time, for each of its parts of the
 // layers.

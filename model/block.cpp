@@ -22,13 +22,21 @@ void block_forward(const LayerContext& x, const BlockWeights& w, ResidualSum in,
 }
 
 void block_backward(const LayerContext& x, const BlockWeights& w, const BlockActivations& a, const BlockGradients& d) {
-    const ConstView dmlp = dropout_backward(x, DropoutSite::mlp, d.dresidual, d.dbranch);
-    mlp_backward(x, w.fc, w.fc_proj, a.norm2.out, a.mlp, dmlp, d.dwide, d.dbranch);
+    const ConstView dmlp = dropout_backward(x, DropoutSite::mlp, d.dresidual, d.dmlp);
+    mlp_backward(x, w.fc, w.fc_proj, a.norm2.out, a.mlp, dmlp, d.dfc, d.dact, d.dbranch);
     residual_norm_backward(x, w.norm2, a.residual_mid, a.norm2, d.dbranch, d.dresidual, true);
-    const ConstView dattn_proj = dropout_backward(x, DropoutSite::attn_proj, d.dresidual, d.dwide);
-    row_parallel_backward(x, w.attn_proj, a.attn.out, dattn_proj, d.dbranch);
-    attention_backward(x, a.qkv, a.attn, d.dbranch, d.dwide);
-    heads_backward(x, w.q_norm, w.k_norm, a.qkv, a.attn, d.dwide);
-    column_parallel_backward(x, w.qkv, a.norm1.out, d.dwide, d.dbranch);
+    const ConstView dattn = dropout_backward(x, DropoutSite::attn_proj, d.dresidual, d.dattn);
+    row_parallel_backward(x, w.attn_proj, a.attn.out, dattn, d.dbranch);
+    attention_backward(x, a.qkv, a.attn, d.dbranch, d.dqkv);
+    heads_backward(x, w.q_norm, w.k_norm, a.qkv, a.attn, d.dqkv);
+    column_parallel_backward(x, w.qkv, a.norm1.out, d.dqkv, d.dbranch);
     residual_norm_backward(x, w.norm1, a.residual, a.norm1, d.dbranch, d.dresidual, true);
+}
+
+void block_backward_weights(const LayerContext& x, const BlockWeights& w, const BlockActivations& a,
+                            const BlockGradients& d) {
+    row_parallel_backward_weight(x, w.fc_proj, a.mlp.act, d.dmlp);
+    column_parallel_backward_weight(x, w.fc, a.norm2.out, d.dfc);
+    row_parallel_backward_weight(x, w.attn_proj, a.attn.out, d.dattn);
+    column_parallel_backward_weight(x, w.qkv, a.norm1.out, d.dqkv);
 }

@@ -131,10 +131,11 @@ void Gpt::initialize(uint64_t seed) {
 // Plans this step's passes, if their number differs from the last step's.
 static void plan_passes(GptState& s) {
     s.next_pass = 0;
-    if (s.passes.size() == 2 * s.layers.size() * size_t(s.micro_steps)) return;
+    const size_t kinds = s.options.pipeline.defers_weights() ? 3 : 2;
+    if (s.passes.size() == kinds * s.layers.size() * size_t(s.micro_steps)) return;
     s.passes = passes_of(s.options, s.micro_steps);
     for (size_t chunk = 0; chunk < s.in_flight.size(); chunk++)
-        require(most_in_flight(s.passes, int(chunk)) <= s.in_flight[chunk],
+        require(most_in_flight(s.passes, int(chunk)) <= s.in_flight[chunk] && most_deferred(s.passes) <= s.deferred,
                 "begin_step: %d micro-steps need more memory", s.micro_steps);
 }
 
@@ -162,7 +163,7 @@ void Gpt::begin_step(const StepSettings& settings) {
     s.update_number = settings.update;
     plan_passes(s);
     s.micro_steps_loaded = 0;
-    std::ranges::fill(s.micro_steps_done, 0);
+    for (std::vector<int>* done : {&s.micro_steps_done, &s.weights_done}) std::ranges::fill(*done, 0);
     s.residual_rms.clear();
     s.grad_scale = settings.grad_scale;
     s.measure = settings.measure;
@@ -208,10 +209,12 @@ void Gpt::load(const int* tokens, const int* targets) {
 }
 
 static void compute_pass(GptState& s, const Pass& pass, const Pass* next) {
-    const HostSpan span(s.stream.trace, pass.kind == Pass::forward ? "forward" : "backward");
+    static constexpr const char* kNames[] = {"forward", "backward", "weights"};
+    const HostSpan span(s.stream.trace, kNames[pass.kind]);
     StagePass place = stage_pass(s, layer_context(s, step_sizes(s)), pass.chunk, pass.micro_step);
     place.x.dropout = place.input.dropout;
     if (pass.kind == Pass::backward) return backward_part(s, place, next);
+    if (pass.kind == Pass::weights) return weights_part(s, place, next);
     const bool is_measured = s.measure && pass.micro_step + 1 == s.micro_steps;
     if (is_measured) s.residual_rms.resize(2 * s.weights.block.size() + 1);
     forward_part(s, place, next, is_measured);

@@ -111,8 +111,7 @@ void linear_forward(const LayerContext& x, const LayerWeights& w, ConstView inp,
         {w.weight.name});
 }
 
-void linear_backward(const LayerContext& x, const LayerWeights& w, ConstView inp, ConstView dout, View dinp,
-                     const LinearActivation& activation) {
+void linear_backward_weight(const LayerContext& x, const LayerWeights& w, ConstView inp, ConstView dout) {
     run(x.stream, ops::matmul_backward_weight,
         {.dweight = w.weight.grad,
          .dbias = w.bias.grad,
@@ -124,6 +123,11 @@ void linear_backward(const LayerContext& x, const LayerWeights& w, ConstView inp
          .k = w.weight.cols,
          .accumulate = x.accumulate},
         {w.weight.name});
+}
+
+void linear_backward(const LayerContext& x, const LayerWeights& w, ConstView inp, ConstView dout, View dinp,
+                     const LinearActivation& activation) {
+    if (!x.defers_weights) linear_backward_weight(x, w, inp, dout);
     run(x.stream, ops::matmul_backward_input,
         {.dinp = dinp,
          .dout = dout,
@@ -142,8 +146,12 @@ void column_parallel_forward(const LayerContext& x, const LayerWeights& w, Const
 }
 
 void column_parallel_backward(const LayerContext& x, const LayerWeights& w, ConstView inp, ConstView dout, View dinp) {
-    linear_backward(x, w, gather_rows(x, inp), dout, rows_to_sum(x, dinp));
+    linear_backward(x, w, x.defers_weights ? inp : gather_rows(x, inp), dout, rows_to_sum(x, dinp));
     sum_rows(x, dinp);
+}
+
+void column_parallel_backward_weight(const LayerContext& x, const LayerWeights& w, ConstView inp, ConstView dout) {
+    linear_backward_weight(x, w, gather_rows(x, inp), dout);
 }
 
 void row_parallel_forward(const LayerContext& x, const LayerWeights& w, ConstView inp, const Activation& out) {
@@ -158,6 +166,10 @@ void row_parallel_forward(const LayerContext& x, const LayerWeights& w, ConstVie
 void row_parallel_backward(const LayerContext& x, const LayerWeights& w, ConstView inp, ConstView dout, View dinp,
                            const LinearActivation& activation) {
     linear_backward(x, w, inp, gather_rows(x, dout), dinp, activation);
+}
+
+void row_parallel_backward_weight(const LayerContext& x, const LayerWeights& w, ConstView inp, ConstView dout) {
+    linear_backward_weight(x, w, inp, gather_rows(x, dout));
 }
 
 static ops::Dropout dropout_op(const LayerContext& x, DropoutSite site, View out, ConstView inp) {
@@ -176,8 +188,13 @@ void dropout_forward(const LayerContext& x, DropoutSite site, const Activation& 
 }
 
 ConstView dropout_backward(const LayerContext& x, DropoutSite site, ConstView dout, View buffer) {
-    if (!x.dropout) return dout;
-    run(x.stream, ops::dropout, dropout_op(x, site, buffer, dout));
+    if (x.dropout)
+        run(x.stream, ops::dropout, dropout_op(x, site, buffer, dout));
+    else if (x.defers_weights)
+        copy_on_device(buffer.data, dout.data, size_t(x.own_rows()) * size_t(x.shape->n_embd) * size_of(dout.dtype),
+                       x.stream);
+    else
+        return dout;
     return buffer;
 }
 
@@ -318,14 +335,13 @@ void mlp_forward(const LayerContext& x, const LayerWeights& fc, const LayerWeigh
 }
 
 void mlp_backward(const LayerContext& x, const LayerWeights& fc, const LayerWeights& proj, ConstView inp,
-                  const MlpActivations& mlp, ConstView dout, View dfc, View dinp) {
-    // The activation is no longer needed; the gradient of the gated output overwrites it.
+                  const MlpActivations& mlp, ConstView dout, View dfc, View dact, View dinp) {
     const bool gated = x.shape->gated_mlp;
-    row_parallel_backward(x, proj, mlp.act, dout, gated ? mlp.act.view : dfc, activation_of(x, mlp));
+    row_parallel_backward(x, proj, mlp.act, dout, gated ? dact : dfc, activation_of(x, mlp));
     if (gated)
         run(x.stream, ops::gated_activation_backward,
             {.dinp = dfc,
-             .dout = mlp.act,
+             .dout = dact,
              .inp = mlp.fc,
              .rows = x.rows,
              .hidden = x.shape->hidden(),

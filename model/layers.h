@@ -53,6 +53,7 @@ struct LayerContext {
     void* scratch;                      // as large as the largest op needs; null without a backward pass
     bool accumulate;                    // add parameter gradients to the current values
     bool is_recomputing;                // forward runs again for backward and skips kept activations
+    bool defers_weights = false;        // backward leaves the linear layers' parameters to backward_weight()
     const float* rope_table = nullptr;  // (T, rotary / 2, 2)
     const int* first_key = nullptr;     // (B, T), start of each token's document; null: no document mask
     const KeyValueCache* cache = nullptr;
@@ -114,6 +115,10 @@ void linear_forward(const LayerContext& x, const LayerWeights& w, ConstView inp,
 void linear_backward(const LayerContext& x, const LayerWeights& w, ConstView inp, ConstView dout, View dinp,
                      const LinearActivation& activation = {});
 
+// The gradients of the layer's parameters, which linear_backward() computes too unless x.defers_weights. `dout` is what
+// that received.
+void linear_backward_weight(const LayerContext& x, const LayerWeights& w, ConstView inp, ConstView dout);
+
 // The four linear layers of a block divide their weight over the ranks of x.group (Shoeybi et al., "Megatron-LM", arXiv
 // 1909.08053, section 3). A column-parallel layer, qkv and fc, has a part of the output channels; it gathers all rows
 // of its input, and the backward pass sums the input's gradient over ranks. A row-parallel layer, attn_proj and
@@ -126,10 +131,13 @@ void column_parallel_backward(const LayerContext& x, const LayerWeights& w, Cons
 void row_parallel_forward(const LayerContext& x, const LayerWeights& w, ConstView inp, const Activation& out);
 void row_parallel_backward(const LayerContext& x, const LayerWeights& w, ConstView inp, ConstView dout, View dinp,
                            const LinearActivation& activation = {});
+void column_parallel_backward_weight(const LayerContext& x, const LayerWeights& w, ConstView inp, ConstView dout);
+void row_parallel_backward_weight(const LayerContext& x, const LayerWeights& w, ConstView inp, ConstView dout);
 
 // Drops elements of a layer's output in place, by the pass's mask for the site; a no-op without dropout.
 void dropout_forward(const LayerContext& x, DropoutSite site, const Activation& out);
-// Returns the gradient before dropout, in `buffer`, which may be `dout`. Without dropout returns `dout`.
+// Returns the gradient before dropout, in `buffer`, which may be `dout`. Without dropout returns `dout`, or with
+// x.defers_weights a copy in `buffer`.
 ConstView dropout_backward(const LayerContext& x, DropoutSite site, ConstView dout, View buffer);
 
 // QK norm and RoPE on the packed queries and keys, in place, if the model has them.
@@ -146,9 +154,10 @@ void attention_backward(const LayerContext& x, ConstView qkv, const AttentionAct
 // out = proj(f(fc(inp))), or with a gate proj(f(gate) up) where fc(inp) = (gate, up)
 void mlp_forward(const LayerContext& x, const LayerWeights& fc, const LayerWeights& proj, ConstView inp,
                  const MlpActivations& mlp);
-// dfc: buffer for the gradient of fc's output. dinp may be dout. With a gate, mlp.act is overwritten.
+// dfc, dact: buffers for the gradients of the outputs of fc and, with a gate, of the gate; dact may be mlp.act. dinp
+// may be dout.
 void mlp_backward(const LayerContext& x, const LayerWeights& fc, const LayerWeights& proj, ConstView inp,
-                  const MlpActivations& mlp, ConstView dout, View dfc, View dinp);
+                  const MlpActivations& mlp, ConstView dout, View dfc, View dact, View dinp);
 
 // The head's arguments other than the layer's input, and its outputs.
 struct HeadPass {

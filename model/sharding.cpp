@@ -81,11 +81,15 @@ void end_grads(GptState& s, int bucket, const MicroStep& micro) {
     slot.ticket = reduce(s, slot.values.as<float>(), out, b.piece);
 }
 
+static int& micro_steps_done(GptState& s, Pass::Kind kind, int chunk) {
+    return (kind == Pass::weights ? s.weights_done : s.micro_steps_done)[size_t(chunk)];
+}
+
 // The deterministic sum is a binary counter. Before micro-step i it holds a partial sum for each 1 in i's binary
 // digits, the largest at the bottom; afterwards equal ones are added to each other. So the sum of 2^k micro-steps is
 // the same tree whether one rank adds them or several.
-MicroStep begin_micro_step(GptState& s, int chunk) {
-    const int index = s.micro_steps_done[size_t(chunk)];
+MicroStep begin_micro_step(GptState& s, Pass::Kind kind, int chunk) {
+    const int index = micro_steps_done(s, kind, chunk);
     require(index < s.micro_steps, "micro-step %d in a step of %d", index + 1, s.micro_steps);
     const bool counted = s.options.deterministic_reduce;
     if (counted) point_gradients(s, size_t(std::popcount(unsigned(index))));
@@ -113,10 +117,16 @@ void merge_levels(GptState& s, int top, int times, const FlatRange& range) {
 
 }  // namespace
 
-void end_micro_step(GptState& s, int chunk) {
-    const unsigned index = unsigned(s.micro_steps_done[size_t(chunk)]++);
-    if (s.options.deterministic_reduce)
-        merge_levels(s, std::popcount(index), std::countr_one(index), s.layout.chunks[size_t(chunk)]);
+void end_micro_step(GptState& s, Pass::Kind kind, int chunk) {
+    const unsigned index = unsigned(micro_steps_done(s, kind, chunk)++);
+    if (!s.options.deterministic_reduce) return;
+    const auto merge = [&](const FlatRange& range) {
+        merge_levels(s, std::popcount(index), std::countr_one(index), range);
+    };
+    if (!s.options.pipeline.defers_weights()) return merge(s.layout.chunks[size_t(chunk)]);
+    for (const Tensor& tensor : s.layout.tensors)
+        if (tensor_table()[size_t(tensor.row)].is_linear() == (kind == Pass::weights))
+            merge({tensor.begin, tensor.begin + tensor.count});
 }
 
 namespace {

@@ -30,9 +30,10 @@ void end_grads(GptState& s, int bucket, const MicroStep& micro);
 // nothing.
 void wait_shards(GptState& s);
 
-// Call before and after the backward pass of a micro-step over one of the rank's parts of the layers.
-MicroStep begin_micro_step(GptState& s, int chunk);
-void end_micro_step(GptState& s, int chunk);
+// Call before and after the backward pass of a micro-step over one of the rank's parts of the layers, and its pass of
+// weights.
+MicroStep begin_micro_step(GptState& s, Pass::Kind kind, int chunk);
+void end_micro_step(GptState& s, Pass::Kind kind, int chunk);
 
 // After this call own_grad holds the sums over all ranks and micro-steps for work queued on the stream.
 void finish_grads(GptState& s);

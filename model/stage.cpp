@@ -28,6 +28,7 @@ StagePass stage_pass(const GptState& s, const LayerContext& x, int chunk, int mi
     const size_t slot = size_t(micro_step % s.in_flight[size_t(chunk)]);
     StagePass pass{.x = x,
                    .chunk = chunk,
+                   .micro_step = micro_step,
                    .layers = s.layers[size_t(chunk)],
                    .is_first = pipeline.is_first() && chunk == 0,
                    .is_last = pipeline.is_last() && chunk + 1 == pipeline.chunks,
@@ -111,6 +112,7 @@ void wait_for_params(GptState& s, const std::vector<int>& buckets) {
 }  // namespace
 
 void expect(GptState& s, const Pass& pass) {
+    if (pass.kind == Pass::weights) return;
     const LayerContext x = layer_context(s, step_sizes(s));
     const StagePass place = stage_pass(s, x, pass.chunk, pass.micro_step);
     if (pass.kind == Pass::forward ? place.is_first : place.is_last) return;
@@ -197,15 +199,36 @@ void backward_input(GptState& s, const StagePass& pass, const MicroStep& micro, 
 
 }  // namespace
 
+// The buffers of a layer's backward pass.
+static BlockGradients gradients_of(const GptState& s, const StagePass& pass, size_t layer) {
+    const View dresidual = pass.acts.dresidual.view, dbranch = pass.acts.dbranch.view, dwide = pass.acts.dwide.view;
+    if (s.deferred == 0)  // the gate's gradient replaces its output, which is no longer needed
+        return {.dresidual = dresidual,
+                .dbranch = dbranch,
+                .dmlp = dbranch,
+                .dact = pass.acts.block[layer].mlp.act.view,
+                .dfc = dwide,
+                .dattn = dwide,
+                .dqkv = dwide};
+    const BlockActivations& kept = s.acts[size_t(pass.micro_step % s.deferred)].block[layer];
+    return {.dresidual = dresidual,
+            .dbranch = dbranch,
+            .dmlp = kept.dmlp.view,
+            .dact = dwide,
+            .dfc = kept.dfc.view,
+            .dattn = kept.dattn.view,
+            .dqkv = kept.dqkv.view};
+}
+
 void backward_part(GptState& s, const StagePass& pass, const Pass* next) {
     const GptActivations& acts = pass.acts;
     const View dresidual = acts.dresidual.view;
-    const MicroStep micro = begin_micro_step(s, pass.chunk);
+    const bool defers = s.options.pipeline.defers_weights();
+    const MicroStep micro = begin_micro_step(s, Pass::backward, pass.chunk);
     StagePass place = pass;
     place.x.accumulate = micro.accumulate;
-    const LayerContext& x = place.x;
-    LayerContext again = x;
-    again.is_recomputing = true;
+    LayerContext x = place.x, again = place.x;
+    x.defers_weights = defers, again.is_recomputing = true;
     if (!pass.is_last) receive(s, s.gradients, dresidual, message_elements(x));
     if (next) expect(s, *next);
     if (pass.is_last) backward_output(s, place, micro, dresidual);
@@ -218,14 +241,28 @@ void backward_part(GptState& s, const StagePass& pass, const Pass* next) {
         const BlockWeights& weights = s.weights.block[size_t(layer)];
         const BlockActivations& block = acts.block[size_t(layer)];
         block_forward(again.of_block(size_t(layer)), weights, block_input(place, layer), block);
-        block_backward(x.of_block(size_t(layer)), weights, block, {dresidual, acts.dbranch.view, acts.dwide.view});
-        if (layer == bucket.first_layer) end_grads(s, index, micro);
+        block_backward(x.of_block(size_t(layer)), weights, block, gradients_of(s, place, size_t(layer)));
+        if (layer == bucket.first_layer && !defers) end_grads(s, index, micro);
     }
     if (pass.is_first)
         backward_input(s, place, micro, dresidual);
     else
         send(s, s.gradients, dresidual, nullptr, message_elements(x));
-    end_micro_step(s, pass.chunk);
+    end_micro_step(s, Pass::backward, pass.chunk);
+}
+
+void weights_part(GptState& s, const StagePass& pass, const Pass* next) {
+    if (next) expect(s, *next);
+    const MicroStep micro = begin_micro_step(s, Pass::weights, pass.chunk);
+    LayerContext x = pass.x;
+    x.accumulate = micro.accumulate;
+    for (int layer = pass.layers.end() - 1; layer >= pass.layers.first; layer--) {
+        const int index = s.layout.bucket_of_layer(layer);
+        block_backward_weights(x.of_block(size_t(layer)), s.weights.block[size_t(layer)],
+                               pass.acts.block[size_t(layer)], gradients_of(s, pass, size_t(layer)));
+        if (layer == s.layout.buckets[size_t(index)].first_layer) end_grads(s, index, micro);
+    }
+    end_micro_step(s, Pass::weights, pass.chunk);
 }
 
 void forward_model(GptState& s, const LayerContext& x) {

@@ -21,7 +21,7 @@ LayerContext layer_context(const GptState& s, PassSizes sizes);
 // The arguments of a pass over one part of the layers.
 struct StagePass {
     LayerContext x;
-    int chunk;
+    int chunk, micro_step;
     LayerRange layers;
     bool is_first, is_last;  // whether the part begins with the embedding, and ends with the head
     const GptActivations& acts;
@@ -45,6 +45,9 @@ void forward_part(GptState& s, const StagePass& pass, const Pass* next, bool is_
 // A backward pass, in the last part with the head. Takes the gradient of its output from the next stage and sends that
 // of its input to the previous one. Accumulates the gradients of the parameters.
 void backward_part(GptState& s, const StagePass& pass, const Pass* next);
+
+// The gradients of the linear layers' parameters that backward_part() has deferred.
+void weights_part(GptState& s, const StagePass& pass, const Pass* next);
 
 // Runs forward_part() of every part for an input that is in the first place of GptState::inputs.
 void forward_model(GptState& s, const LayerContext& x);

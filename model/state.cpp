@@ -219,7 +219,9 @@ GptState place_state(const GptOptions& options, Arena& arena) {
     s.layout = lay_out_rank(options);
     s.layers = own_layers(options);
     s.in_flight = micro_steps_in_flight(options);
+    s.deferred = micro_steps_deferred(options);
     s.micro_steps_done.assign(s.layers.size(), 0);
+    s.weights_done = s.micro_steps_done;
     place_parameters(s, arena);
     if (options.training) {
         place_gradients(s, arena);

@@ -80,6 +80,7 @@ struct GptState {
     Ticket grads_ready;                  // the last sum of whole gradients over ranks
     GptWeights weights;                  // the passes' views of parameters and gradients
     std::vector<int> in_flight;          // micro_steps_in_flight()
+    int deferred = 0;                    // micro_steps_deferred()
     std::vector<GptActivations> acts;    // of the micro-steps in flight
     std::vector<MicroStepInput> inputs;  // of the micro-steps in flight
     std::vector<LayerRange> layers;      // of each of the rank's parts
@@ -122,11 +123,12 @@ struct GptState {
     int64_t update_number = 1;                     // this step's, as in StepSettings
     float grad_scale = 1;                          // this step's
     int micro_steps_loaded = 0;                    // since begin_step()
-    std::vector<int> micro_steps_done;             // since begin_step(), by each of the rank's parts
-    float host_loss_scale = 1;                     // this step's, as in loss_scale
-    bool measure = false;                          // this step's norms are requested
-    bool measure_first = false;                    // the norm of this step's first micro-step is requested
-    double first_norm_squared = 0;                 // the same; 0: not requested or not measured yet
+    // Since begin_step(), by each of the rank's parts: of backward passes, and of passes of weights.
+    std::vector<int> micro_steps_done, weights_done;
+    float host_loss_scale = 1;      // this step's, as in loss_scale
+    bool measure = false;           // this step's norms are requested
+    bool measure_first = false;     // the norm of this step's first micro-step is requested
+    double first_norm_squared = 0;  // the same; 0: not requested or not measured yet
     std::vector<uint64_t> host_dropout_keys;
     uint64_t first_sample = 0;           // of this step, over all ranks
     bool drops = false;                  // whether passes drop: between begin_step() and end_step()

@@ -55,6 +55,13 @@ const std::vector<TensorRow>& tensor_table() {
     return table;
 }
 
+bool TensorRow::is_linear() const {
+    if (!per_layer()) return false;
+    const auto of = std::get<1>(layer);
+    return of == &BlockWeights::qkv || of == &BlockWeights::attn_proj || of == &BlockWeights::fc ||
+           of == &BlockWeights::fc_proj;
+}
+
 namespace {
 
 void append(TensorLayout& layout, int row, int layer) {

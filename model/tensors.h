@@ -55,6 +55,8 @@ struct TensorRow {
     std::vector<int> (GptShape::*stacked_rows)() const = nullptr;
 
     bool per_layer() const { return layer.index() == 1; }
+    // Whether a pass of weights computes its gradient.
+    bool is_linear() const;
     bool is_divided() const { return division == Division::rows || division == Division::columns; }
 };
 

@@ -80,8 +80,9 @@ constexpr auto names_of(MuonScale) { return std::array{"adamw_rms", "shape"}; }
 //   gpipe        all forward passes, then all backward passes (Huang et al., arXiv 1811.06965)
 //   1f1b         a backward pass as soon as it can run (Narayanan et al., "PipeDream-Flush", arXiv 2006.09503)
 //   interleaved  the same, with several parts of the layers on each rank (Narayanan et al., arXiv 2104.04473)
-enum class PipelineSchedule : int { gpipe, one_f_one_b, interleaved };
-constexpr auto names_of(PipelineSchedule) { return std::array{"gpipe", "1f1b", "interleaved"}; }
+//   zero_bubble  1f1b, with separate passes for the gradients of weights (Qi et al., "ZB-H1", arXiv 2401.10241)
+enum class PipelineSchedule : int { gpipe, one_f_one_b, interleaved, zero_bubble };
+constexpr auto names_of(PipelineSchedule) { return std::array{"gpipe", "1f1b", "interleaved", "zero_bubble"}; }
 
 // The kinds of tensors, by which optimizers choose their rule and settings.
 enum class TensorRole : int { matrix, embedding, head, vector };

@@ -308,7 +308,8 @@ std::vector<Option> surrounding_options(Config& c) {
          "ranks that have different layers: pipeline parallelism. Divides the ranks, with parallel.tensor", kNone},
         {"parallel.pipeline_schedule", &c.parallel.pipeline_schedule, kAnything,
          "pipeline above 1: order of the passes of a step. gpipe: all forward passes first; 1f1b: forward and backward "
-         "alternate; interleaved: 1f1b with several parts of the layers on each rank",
+         "alternate; interleaved: 1f1b with several parts of the layers on each rank; zero_bubble: 1f1b with separate "
+         "passes for the gradients of weights",
          kNone},
         {"parallel.pipeline_chunks", &c.parallel.pipeline_chunks, between(0, 1 << 10),
          "interleaved: parts of the layers on each rank; 0: 2, or 1 with another schedule", kNone},

@@ -21,9 +21,10 @@ SHAPE = {**test_grid.SHAPE, "model_n_layer": 8, "train_total_batch_tokens": 2 * 
 FAMILIES = {**test_grid.FAMILIES, "gpt2": dict(model_n_embd=16), "untied": dict(model_tie_embeddings=False)}
 Layout = collections.namedtuple("Layout", "stages data tensor zero schedule layers", defaults=(1, 1, 0, "1f1b", ()))
 LAYOUTS = [Layout(2), Layout(4, layers=(1, 4, 2, 1)), Layout(3, schedule="interleaved"),
-           Layout(2, 2, 1, 2, "gpipe"), Layout(2, 1, 2),
+           Layout(2, 2, 1, 2, "gpipe"), Layout(2, 1, 2), Layout(3, schedule="zero_bubble"),
            *([Layout(2, schedule="gpipe"), Layout(2, schedule="interleaved"), Layout(3), Layout(2, 2, 1, 1),
-              Layout(4, 2, 1, 0), Layout(2, 2, 2, 2), Layout(2, 2, 2, 1, "interleaved")] if LONG else [])]
+              Layout(4, 2, 1, 0), Layout(2, 2, 2, 2), Layout(2, 2, 2, 1, "interleaved"),
+              Layout(4, 2, 1, 1, "zero_bubble"), Layout(2, 1, 2, 0, "zero_bubble")] if LONG else [])]
 ONE = Layout(1)
 HANGS = dict(parallel_start_timeout_s=40, parallel_step_timeout_s=40)  # are reported within the limit of a test
 
@@ -61,7 +62,7 @@ class Pipeline(TrainerTest):
                                        else [])]:
                 if layout.tensor == 1:
                     with self.subTest(layout=layout, precision=precision):
-                        recompute = "block" if layout.stages == 2 else "none"
+                        recompute = "block" if layout.stages == 2 and layout.schedule != "zero_bubble" else "none"
                         self.train_as(layout, run_dir="run", train_recompute=recompute, **changes)
                         self.check_bits("run", "one", 4)
 
@@ -167,6 +168,9 @@ class Pipeline(TrainerTest):
                  ("parallel.pipeline_layers", "8")),
                 (2, dict(parallel_pipeline=2, parallel_pipeline_layers=[6]), ("parallel.pipeline_layers", "2")),
                 (2, dict(parallel_pipeline=2, stage=3), ("parallel.zero_stage", "parallel.pipeline (2)")),
+                (2, dict(parallel_pipeline=2, parallel_pipeline_schedule="zero_bubble", train_recompute="norm",
+                         stage=2),
+                 ('must be "none", is "norm"', "parallel.zero_stage (2) must be at most 1")),
                 (3, dict(parallel_pipeline=2), ("the number of ranks (3)", "parallel.pipeline (2)"))]:
             with self.subTest(changes):
                 said = self.train_on(ranks, expect=78, **{**SHAPE, **changes})
