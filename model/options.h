@@ -27,7 +27,7 @@ struct PipelineParallel {
     int chunks = 1;                // parts of each rank
     std::vector<int> layers = {};  // of each part, at least 1; empty: see layer_ranges()
 
-    // Whether the gradients of the linear layers' parameters have a pass of their own.
+    // Whether separate passes compute the gradients of the linear layers' parameters.
     bool defers_weights() const { return size > 1 && schedule == PipelineSchedule::zero_bubble; }
     bool is_first() const { return rank == 0; }
     bool is_last() const { return rank + 1 == size; }
