@@ -213,11 +213,14 @@ static void compute_pass(GptState& s, const Pass& pass, const Pass* next) {
     const HostSpan span(s.stream.trace, kNames[pass.kind]);
     StagePass place = stage_pass(s, layer_context(s, step_sizes(s)), pass.chunk, pass.micro_step);
     place.x.dropout = place.input.dropout;
-    if (pass.kind == Pass::backward) return backward_part(s, place, next);
     if (pass.kind == Pass::weights) return weights_part(s, place, next);
-    const bool is_measured = s.measure && pass.micro_step + 1 == s.micro_steps;
-    if (is_measured) s.residual_rms.resize(2 * s.weights.block.size() + 1);
-    forward_part(s, place, next, is_measured);
+    if (pass.kind == Pass::forward) {
+        const bool is_measured = s.measure && pass.micro_step + 1 == s.micro_steps;
+        if (is_measured) s.residual_rms.resize(2 * s.weights.block.size() + 1);
+        return forward_part(s, place, next, is_measured);
+    }
+    backward_part(s, place, next);
+    if (s.measure_first && pass.micro_step == 0) s.first_norm_squared = gradients_squared(s);
 }
 
 void Gpt::compute(const Pass& pass) {
@@ -225,7 +228,6 @@ void Gpt::compute(const Pass& pass) {
     require(s.next_pass < s.passes.size() && pass == s.passes[s.next_pass], "compute: not the next pass of the step");
     s.next_pass++;
     compute_pass(s, pass, s.next_pass < s.passes.size() ? &s.passes[s.next_pass] : nullptr);
-    if (s.measure_first && pass == Pass{Pass::backward, 0, 0}) s.first_norm_squared = gradients_squared(s);
 }
 
 void Gpt::forward(const int* tokens) {
@@ -241,7 +243,6 @@ void Gpt::backward(const int* targets, float grad_scale) {
     s.grad_scale = grad_scale;
     copy_to_device(s.inputs[0].targets, targets, step_sizes(s).rows() * sizeof(int), s.stream);
     compute_pass(s, {Pass::backward, 0, s.micro_steps_done[0]}, nullptr);
-    if (s.measure_first && s.micro_steps_done[0] == 1) s.first_norm_squared = gradients_squared(s);
 }
 
 double Gpt::first_norm_squared() const { return state_->first_norm_squared; }

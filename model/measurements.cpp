@@ -43,7 +43,7 @@ static const float* first_gradients(GptState& s) {
     const Bucket& tied = s.layout.buckets[size_t(s.layout.tied_bucket)];
     copy_on_device(sum, s.grad, s.layout.elements * sizeof(float), s.stream);
     run(s.stream, ops::add,
-        {.out = sum + tied.begin, .inp = s.head_levels[0], .count = tied.piece * size_t(s.options.ranks)});
+        {.out = sum + tied.begin, .inp = s.head_levels[0], .count = s.layout.bucket_elements(s.layout.tied_bucket)});
     return sum;
 }
 

@@ -2,20 +2,16 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include "kernels/base/check.h"
 #include "model/tensors.h"
 #include "model/update.h"
 
-// The multiplications per token of [first, end) in a forward pass, with the head if it follows.
-static double work_of_layers(const GptOptions& o, int first, int end) {
-    const GptShape& s = o.shape;
-    const double channels = s.n_embd;
-    double work = end == s.n_layer ? channels * s.padded_vocab() : 0;
-    for (int layer = first; layer < end; layer++)
-        work += channels * (s.qkv_channels() + s.attention_channels() + s.fc_channels() + s.hidden()) +
-                2 * s.attended(layer, o.seq_len);
-    return work;
+// The multiplications per token of a layer in a forward pass.
+static double work_of_layer(const GptShape& s, int layer, int seq_len) {
+    return double(s.n_embd) * (s.qkv_channels() + s.attention_channels() + s.fc_channels() + s.hidden()) +
+           2 * s.attended(layer, seq_len);
 }
 
 std::vector<LayerRange> layer_ranges(const GptOptions& options) {
@@ -23,6 +19,10 @@ std::vector<LayerRange> layer_ranges(const GptOptions& options) {
     std::vector<LayerRange> ranges;
     for (const int count : options.pipeline.layers) ranges.push_back({ranges.empty() ? 0 : ranges.back().end(), count});
     if (!ranges.empty()) return ranges;
+    std::vector<double> layer_work;
+    for (int layer = 0; layer < layers; layer++)
+        layer_work.push_back(work_of_layer(options.shape, layer, options.seq_len));
+    const double head_work = double(options.shape.n_embd) * options.shape.padded_vocab();
     // most[part][end]: of the parts up to `part`, which have the layers before `end`, the most work of one; first[][]:
     // the first layer of `part`.
     std::vector<std::vector<double>> most(size_t(parts), std::vector<double>(size_t(layers) + 1, HUGE_VAL));
@@ -32,7 +32,9 @@ std::vector<LayerRange> layer_ranges(const GptOptions& options) {
             for (int begin = part; begin < end; begin++) {
                 if (part == 0 && begin > 0) break;
                 const double before = part == 0 ? 0 : most[size_t(part) - 1][size_t(begin)];
-                const double work = std::max(before, work_of_layers(options, begin, end));
+                const double own = std::accumulate(layer_work.begin() + begin, layer_work.begin() + end,
+                                                   end == layers ? head_work : 0.0);
+                const double work = std::max(before, own);
                 if (work < most[size_t(part)][size_t(end)])
                     most[size_t(part)][size_t(end)] = work, first[size_t(part)][size_t(end)] = begin;
             }

@@ -8,8 +8,6 @@
 
 namespace {
 
-constexpr int kBuffers = 2;  // of a stage for results of one kind that are not sent yet
-
 // All stages in simulated time: a forward or weights pass takes 1 unit, a backward pass 2. With weights passes a
 // backward pass takes about 1, which leads to the same order. Chunk c of stage s is the virtual stage c * stages + s.
 struct Simulation {

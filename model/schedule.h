@@ -16,6 +16,8 @@ struct Pass {
     bool operator==(const Pass&) const = default;
 };
 
+inline constexpr int kBuffers = 2;  // of a stage for results of one kind that are not sent yet
+
 // Returns the passes of each stage in a step of `micro_steps`, in their order. With one stage and chunk: forward and
 // backward of each micro-step in turn. `chunks` is 1 except with `interleaved`; micro_steps need not be a multiple of
 // anything. Only zero_bubble with several stages has weights passes: each follows the backward pass of its micro-step.
@@ -27,8 +29,8 @@ struct Pass {
 //
 // All stages have the same order of the passes of each kind, with ascending micro-steps in each chunk, so that the
 // messages between two stages need no numbers. No stages wait for each other in a circle, even if a result is sent only
-// when the receiver begins the pass that needs it, and a stage begins no forward (or backward) pass while two results
-// of earlier ones are not sent.
+// when the receiver begins the pass that needs it, and a stage begins no forward (or backward) pass while kBuffers
+// results of earlier ones are not sent.
 std::vector<std::vector<Pass>> schedule_passes(PipelineSchedule schedule, int stages, int chunks, int micro_steps);
 
 // Returns the largest number of micro-steps whose forward pass of `chunk` has begun and whose last pass of it

@@ -111,7 +111,7 @@ void merge_levels(GptState& s, int top, int times, const FlatRange& range) {
             run(s.stream, ops::add,
                 {.out = s.head_levels[size_t(top - 1)],
                  .inp = s.head_levels[size_t(top)],
-                 .count = bucket_at(s, s.layout.tied_bucket).piece * size_t(s.options.ranks)});
+                 .count = s.layout.bucket_elements(s.layout.tied_bucket)});
     }
 }
 

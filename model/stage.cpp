@@ -73,7 +73,7 @@ void receive(GptState& s, StageChannel& channel, View to, size_t elements) {
 
 // Sends a + b, or `a` if `b` is null.
 void send(GptState& s, StageChannel& channel, ConstView a, ConstView b, size_t elements) {
-    const size_t bytes = elements * size_of(a.dtype), i = channel.next_sent++ % 2;
+    const size_t bytes = elements * size_of(a.dtype), i = channel.next_sent++ % kBuffers;
     const View message = channel.sent[i];
     wait(channel.sending[i], channel.to, s.stream);
     copy_on_device(message.data, a.data, bytes, s.stream);

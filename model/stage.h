@@ -39,7 +39,7 @@ void expect(GptState& s, const Pass& pass);
 
 // A forward pass up to the sum of the last branch and, in the last part, up to the final norm. Takes its input from the
 // previous stage and sends its output to the next one. `next`: the pass whose message is expected meanwhile; may be
-// null. is_measured: appends to GptState::residual_rms.
+// null. is_measured: writes this part's elements of GptState::residual_rms.
 void forward_part(GptState& s, const StagePass& pass, const Pass* next, bool is_measured);
 
 // A backward pass, in the last part with the head. Takes the gradient of its output from the next stage and sends that

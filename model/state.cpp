@@ -48,15 +48,11 @@ size_t scratch_bytes(const GptOptions& options) {
     return most;
 }
 
-size_t bucket_elements(const TensorLayout& layout, int bucket) {
-    return layout.buckets[size_t(bucket)].piece * size_t(layout.ranks);
-}
-
 // Returns the size of the largest bucket in a slot, in elements; 0 for the head's slot if the head is tied.
 size_t slot_elements(const TensorLayout& layout, int slot) {
     size_t most = 0;
     for (int i = 0; i < int(layout.buckets.size()); i++)
-        if (slot_of(layout, i) == slot) most = std::max(most, bucket_elements(layout, i));
+        if (slot_of(layout, i) == slot) most = std::max(most, layout.bucket_elements(i));
     return most;
 }
 
@@ -101,7 +97,7 @@ void place_gradients(GptState& s, Arena& arena) {
         for (int level = 0; s.layout.has_input() && s.layout.has_output() && level < levels; level++)
             if (s.layout.tied_bucket >= 0)
                 s.head_levels.push_back(arena.take<float>("gradients", format("head_grad_%d", level),
-                                                          bucket_elements(s.layout, s.layout.tied_bucket)));
+                                                          s.layout.bucket_elements(s.layout.tied_bucket)));
         s.grad = s.levels[0];
         point_gradients(s, 0);
     } else {
@@ -114,6 +110,10 @@ void place_gradients(GptState& s, Arena& arena) {
             parameter_of(s.weights, tensor).grad = in_slot(s.layout, s.grad_slot, tensor).as<float>();
     }
     s.own_grad = options.is_sharded() ? arena.take<float>("gradients", "own_grad", owned_elements(s)) : s.grad;
+    if (const int tied = s.layout.tied_bucket; tied >= 0 && (options.pipeline.size > 1 || options.is_sharded()))
+        s.tied = arena.take<float>(
+            "gradients", "tied_embedding",
+            options.is_sharded() ? s.layout.buckets[size_t(tied)].piece : s.layout.bucket_elements(tied));
     size_t largest_piece = 0;
     for (const Bucket& bucket : s.layout.buckets) largest_piece = std::max(largest_piece, bucket.piece);
     s.comm_scratch = arena.take<std::byte>(
@@ -170,7 +170,7 @@ void place_channel(StageChannel& channel, const GptOptions& options, const char*
     const size_t rows = size_t(options.batch) * size_t(options.seq_len) / size_t(options.tensor_parallel.size);
     const size_t count = rows * size_t(options.shape.n_embd);
     if (receives) channel.received = arena.take("pipeline", format("received_%s", name), count, options.precision);
-    for (int i = 0; sends && i < 2; i++)
+    for (int i = 0; sends && i < kBuffers; i++)
         channel.sent[i] = arena.take("pipeline", format("sent_%s_%d", name, i), count, options.precision);
 }
 
@@ -180,11 +180,6 @@ void place_channels(GptState& s, Arena& arena) {
     const PipelineParallel& pipeline = options.pipeline;
     const bool has_previous = !pipeline.is_first() || pipeline.chunks > 1;
     const bool has_next = !pipeline.is_last() || pipeline.chunks > 1;
-    for (const Tensor& tensor : s.layout.tensors)
-        if (options.training && tensor.bucket == s.layout.tied_bucket && (pipeline.size > 1 || options.is_sharded()))
-            s.tied = arena.take<float>(
-                "gradients", "tied_embedding",
-                bucket_elements(s.layout, tensor.bucket) / size_t(options.is_sharded() ? options.ranks : 1));
     if (pipeline.size == 1) return;
     place_channel(s.activations, options, "activations", has_previous, has_next, arena);
     if (options.training) place_channel(s.gradients, options, "gradients", has_next, has_previous, arena);

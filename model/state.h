@@ -31,11 +31,11 @@ struct MicroStepInput {
     ops::DropoutMask dropout = {};
 };
 
-// The messages of one direction between neighboring stages. schedule_passes() requires two buffers for sent ones.
+// The messages of one direction between neighboring stages.
 struct StageChannel {
     Comm from, to;
-    View received, sent[2];  // (B, T, C); null with one stage
-    Ticket receiving, sending[2];
+    View received, sent[kBuffers];  // (B, T, C); null with one stage
+    Ticket receiving, sending[kBuffers];
     bool is_expected = false;  // a message is being received
     size_t next_sent = 0;
 };

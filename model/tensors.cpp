@@ -216,13 +216,30 @@ size_t chunks_of(const TensorLayout& layout, const Tensor& tensor) {
     return chunks_between(begin, begin + tensor.count);
 }
 
-// Numbers the chunks of all stages.
-void number_chunks(TensorLayout& layout, const std::vector<TensorLayout>& stages) {
-    layout.first_chunks.assign(layout.names.size() + 1, 0);
+// Returns TensorLayout::first_chunks of all stages.
+std::vector<size_t> first_chunks_of(const std::vector<TensorLayout>& stages) {
+    std::vector<size_t> first(stages[0].names.size() + 1, 0);
     for (const TensorLayout& stage : stages)
-        for (const Tensor& tensor : stage.tensors)
-            layout.first_chunks[size_t(tensor.number) + 1] = chunks_of(stage, tensor);
-    std::partial_sum(layout.first_chunks.begin(), layout.first_chunks.end(), layout.first_chunks.begin());
+        for (const Tensor& tensor : stage.tensors) first[size_t(tensor.number) + 1] = chunks_of(stage, tensor);
+    std::partial_sum(first.begin(), first.end(), first.begin());
+    return first;
+}
+
+// The layouts of all stages that have parts of the same model.
+std::vector<TensorLayout> lay_out_stages(const GptOptions& o) {
+    std::vector<TensorLayout> stages;
+    const TensorLayout whole = lay_out_tensors(o.shape, o.ranks, o.bucket_bytes / sizeof(float), o.tensor_parallel);
+    if (o.pipeline.size == 1 && !o.deterministic_reduce) return {whole};
+    GptOptions stage = o;
+    stage.pipeline.layers.clear();
+    for (const LayerRange& range : layer_ranges(o)) stage.pipeline.layers.push_back(range.count);
+    for (stage.pipeline.rank = 0; stage.pipeline.rank < o.pipeline.size; stage.pipeline.rank++) {
+        stages.push_back(lay_out_stage(stage));
+        number_tensors(stages.back(), whole);
+    }
+    const std::vector<size_t> first_chunks = first_chunks_of(stages);
+    for (TensorLayout& layout : stages) layout.first_chunks = first_chunks;
+    return stages;
 }
 
 }  // namespace
@@ -237,23 +254,11 @@ TensorLayout lay_out_tensors(const GptShape& shape, int ranks, size_t bucket_ele
     append_bucket(layout, {Group::head}, rules, layout.output_buckets);
     layout.chunks = {{0, layout.elements}};
     number_tensors(layout, layout);
-    number_chunks(layout, {layout});
+    layout.first_chunks = first_chunks_of({layout});
     return layout;
 }
 
-TensorLayout lay_out_rank(const GptOptions& o) {
-    const TensorLayout whole = lay_out_tensors(o.shape, o.ranks, o.bucket_bytes / sizeof(float), o.tensor_parallel);
-    if (o.pipeline.size == 1 && !o.deterministic_reduce) return whole;
-    std::vector<TensorLayout> stages;
-    GptOptions stage = o;
-    for (stage.pipeline.rank = 0; stage.pipeline.rank < o.pipeline.size; stage.pipeline.rank++) {
-        stages.push_back(lay_out_stage(stage));
-        number_tensors(stages.back(), whole);
-    }
-    TensorLayout layout = stages[size_t(o.pipeline.rank)];
-    number_chunks(layout, stages);
-    return layout;
-}
+TensorLayout lay_out_rank(const GptOptions& o) { return lay_out_stages(o)[size_t(o.pipeline.rank)]; }
 
 Parameter& parameter_of(GptWeights& weights, const Tensor& tensor) {
     const TensorRow& row = tensor_table()[size_t(tensor.row)];
@@ -341,9 +346,7 @@ std::vector<ops::Chunk> with_other_parts(const TensorLayout& layout, const std::
 
 std::vector<ops::Chunk> chunks_of_model(const GptOptions& options) {
     std::vector<ops::Chunk> chunks;
-    GptOptions stage = options;
-    for (stage.pipeline.rank = 0; stage.pipeline.rank < options.pipeline.size; stage.pipeline.rank++) {
-        const TensorLayout layout = lay_out_rank(stage);
+    for (const TensorLayout& layout : lay_out_stages(options)) {
         std::vector<ops::Chunk> grid = chunk_grid(layout);
         std::erase_if(grid, [&](const ops::Chunk& chunk) { return layout.tensors[size_t(chunk.tensor)].is_copy; });
         std::ranges::move(with_numbers(layout, with_other_parts(layout, grid)), std::back_inserter(chunks));

@@ -118,6 +118,8 @@ struct TensorLayout {
     size_t parameters = 0;             // of this rank, without gaps, including the vocabulary's padding
 
     const Bucket& bucket_of(const Tensor& tensor) const { return buckets[size_t(tensor.bucket)]; }
+    // The length of a bucket in a flat array, of all ranks' pieces.
+    size_t bucket_elements(int bucket) const { return buckets[size_t(bucket)].piece * size_t(ranks); }
     int bucket_of_layer(int layer) const { return layer_buckets[size_t(layer)]; }
     // A tied head is in the embedding's bucket. -1: on another stage.
     int bucket_of_head() const { return output_buckets.empty() ? -1 : output_buckets.back(); }
