@@ -13,6 +13,7 @@
 #pragma once
 
 #include "kernels/base/choices.h"  // IWYU pragma: export
+#include "kernels/base/chunks.h"   // IWYU pragma: export
 #include "kernels/base/dropout.h"  // IWYU pragma: export
 #include "kernels/device.h"        // IWYU pragma: export
 #include "kernels/tensor.h"        // IWYU pragma: export
@@ -38,7 +39,8 @@ struct EmbeddingForward {
     ConstView wte;      // (tokens of the part, channels)
     ConstView wpe;      // (n_positions, channels), or null
     int batch, seq_len, channels;
-    const int* positions = nullptr;  // (batch, seq_len), each in [0, n_positions); null: 0 to seq_len - 1
+    const int* positions = nullptr;  // (batch, seq_len), each in [0, n_positions); null: seq_len from `starts`
+    ChunkStarts starts = {};
     EmbeddingPart part = {};
 };
 void embedding_forward(const EmbeddingForward& op, Stream stream);
@@ -46,8 +48,8 @@ void embedding_forward(const EmbeddingForward& op, Stream stream);
 // Deterministic even if tokens repeat: one worker sums each row of dwte in the order of positions.
 struct EmbeddingBackward {
     float* dwte;        // (vocab, channels)  = or += by `accumulate_dwte`; = sets the rows of absent tokens to 0
-    float* dwpe;        // (n_positions, channels)  = or += by `accumulate`, or null; rows from seq_len on are set to 0
-                        // or kept
+    float* dwpe;        // (n_positions, channels)  = or += by `accumulate`, or null; rows without positions are set to
+                        // 0 or kept
     void* scratch;      // embedding_backward_scratch_bytes
     ConstView dout;     // (batch, seq_len, channels)
     const int* tokens;  // (batch, seq_len)
@@ -55,6 +57,7 @@ struct EmbeddingBackward {
     bool accumulate;
     bool accumulate_dwte = true;  // dwte already holds the gradient of a tied head or an earlier micro-step
     int first_token = 0;          // of dwte's rows; tokens outside [first_token, first_token + vocab) are ignored
+    ChunkStarts starts = {};      // the chunks are equal or do not overlap
 };
 void embedding_backward(const EmbeddingBackward& op, Stream stream);
 size_t embedding_backward_scratch_bytes(const EmbeddingBackward& op);
@@ -197,7 +200,8 @@ struct QkNormRopeForward {
     int batch, seq_len, n_head, n_kv_head, head_size;
     int rotary;  // even, at most head_size; 0 without RoPE
     float eps = 0;
-    const int* positions = nullptr;  // (batch, seq_len), rows of `table`; null: 0 to seq_len - 1
+    const int* positions = nullptr;  // (batch, seq_len), rows of `table`; null: seq_len from `starts`
+    ChunkStarts starts = {};
 };
 void qk_norm_rope_forward(const QkNormRopeForward& op, Stream stream);
 
@@ -213,6 +217,7 @@ struct QkNormRopeBackward {
     const float* table;
     int batch, seq_len, n_head, n_kv_head, head_size, rotary;
     bool accumulate;
+    ChunkStarts starts = {};
 };
 void qk_norm_rope_backward(const QkNormRopeBackward& op, Stream stream);
 size_t qk_norm_rope_backward_scratch_bytes(const QkNormRopeBackward& op);
@@ -228,6 +233,29 @@ size_t qk_norm_rope_backward_scratch_bytes(const QkNormRopeBackward& op);
 // Dropout is applied to the probabilities after the softmax: out = dropout(P) V; it does not change lse (Dao et al.,
 // "FlashAttention", arXiv 2205.14135, appendix B.3 and B.4, algorithms 2 and 4).
 
+// Ring attention (Liu, Zaharia, Abbeel, "Ring Attention with Blockwise Transformers", arXiv 2310.01889): ranks have
+// chunks of each sequence, and an op adds the keys of one chunk to the attention of the queries of another or the same
+// one. It does not round between chunks: it continues the online softmax, and the sums of gradients, from FP32 memory.
+
+// The keys of one chunk, for queries at the same positions or at later ones.
+struct KeyChunk {
+    ConstView kv;      // (batch, seq_len, 2 n_kv_head * head_size), keys, then values of each position; null: the keys
+                       // are those of `qkv`, and the op is the whole attention
+    int start = 0;     // the position of the first key, a multiple of 16
+    int distance = 0;  // from there to the first query's position: 0, or at least seq_len and a multiple of 16
+    bool is_first = true, is_last = true;  // of the chunks that the queries see
+
+    explicit operator bool() const { return bool(kv); }
+};
+
+// The attention of the queries to the chunks so far: overwritten by the first chunk, read and updated by the others.
+// The last chunk's op reads it and writes the op's outputs instead.
+struct RunningAttention {
+    float* out = nullptr;  // (batch, seq_len, n_head * head_size), sum of exp(score - max) value, with dropout
+    float* max = nullptr;  // (batch, n_head, seq_len), of the scores, in the backend's units
+    float* sum = nullptr;  // (batch, n_head, seq_len), of exp(score - max)
+};
+
 struct AttentionForward {
     View out;       // (batch, seq_len, n_head * head_size)  =
     float* lse;     // (batch, n_head, seq_len)  =, log-sum-exp of the scaled scores
@@ -239,6 +267,8 @@ struct AttentionForward {
     const int* first_key = nullptr;  // (batch, seq_len), the position of the first key that each query sees: at most
                                      // the query's, non-decreasing within a sequence; or null
     DropoutMask dropout = {};        // its place has the number of the op's head 0
+    KeyChunk chunk = {};
+    RunningAttention running = {};  // with a chunk that is not both the first and the last
 };
 void attention_forward(const AttentionForward& op, Stream stream);
 
@@ -255,6 +285,12 @@ struct AttentionBackward {
     float softcap = 0;
     const int* first_key = nullptr;
     DropoutMask dropout = {};  // the forward op's
+    // With a chunk, dqkv receives only the gradients of the queries, from the last chunk's op.
+    KeyChunk chunk = {};
+    float* dquery = nullptr;  // (batch, seq_len, n_head * head_size), their sum over the chunks so far: overwritten by
+                              // the first chunk, updated by the others; null if there is only one
+    float* dkv = nullptr;     // (batch, seq_len, 2 n_kv_head * head_size)  = or += by `accumulate_dkv`
+    bool accumulate_dkv = false;
 };
 void attention_backward(const AttentionBackward& op, Stream stream);
 size_t attention_backward_scratch_bytes(const AttentionBackward& op);
@@ -285,9 +321,10 @@ struct Dropout {
     View out;       // (elements)  =; may be inp
     ConstView inp;  // (elements), from element `first` of all samples
     DropoutMask mask;
-    size_t count;     // elements of a sample
-    size_t first;     // in its sample a multiple of kDropoutGroup
-    size_t elements;  // at most all samples' after `first`
+    size_t count;      // elements of a sample
+    size_t first;      // in its sample a multiple of kDropoutGroup
+    size_t elements;   // at most all samples' after `first`
+    size_t start = 0;  // of the samples, if they are chunks of longer ones; a multiple of kDropoutGroup
 };
 void dropout(const Dropout& op, Stream stream);
 
@@ -387,5 +424,14 @@ struct Cast {
     size_t count;
 };
 void cast(const Cast& op, Stream stream);
+
+// Casts some columns of a matrix: row r has `cols` elements from r * step.
+struct CastColumns {
+    View out;       // (rows, cols)  =, rounded to nearest even
+    ConstView inp;  // (rows, cols)
+    size_t rows, cols;
+    size_t out_step, inp_step;  // elements from one row to the next, at least cols
+};
+void cast_columns(const CastColumns& op, Stream stream);
 
 }  // namespace ops
