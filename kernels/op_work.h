@@ -239,6 +239,12 @@ inline Work work_of(const Cast& op) {
     return {"cast", 0, bytes_of(op.out, count) + bytes_of(op.inp, count), format("count %zu", op.count)};
 }
 
+inline Work work_of(const CastColumns& op) {
+    const double count = double(op.rows) * double(op.cols);
+    return {"cast_columns", 0, bytes_of(op.out, count) + bytes_of(op.inp, count),
+            format("rows %zu, cols %zu", op.rows, op.cols)};
+}
+
 inline Work work_of(const ScaledAdd& op) {
     const double count = double(op.count);
     return {"scaled_add", 0, bytes_of(op.out, count) + bytes_of(op.a, count) + bytes_of(op.b, count),

@@ -73,4 +73,18 @@ void cast(const Cast& op, Stream) {
     });
 }
 
+void cast_columns(const CastColumns& op, Stream) {
+    dispatch("cast_columns", op.out, op.inp, [&]<class Out, class In>() {
+        const size_t block_rows = std::max<size_t>(1, kBlock / std::max<size_t>(1, op.cols));
+        parallel_blocks(op.rows, block_rows, [&](size_t begin, size_t end) {
+            for (size_t row = begin; row < end; row++) {
+                Out* out = op.out.template as<Out>() + row * op.out_step;
+                const In* inp = op.inp.template as<In>() + row * op.inp_step;
+#pragma omp simd
+                for (size_t c = 0; c < op.cols; c++) out[c] = from_float<Out>(to_float(inp[c]));
+            }
+        });
+    });
+}
+
 }  // namespace ops

@@ -1,5 +1,5 @@
 // Filling, adding and casting flat arrays, one pack per thread. normal_fill and fill write 4 bytes per element, cast
-// moves 6, add and scaled_add 6 in a 16-bit type.
+// moves 6, add and scaled_add 6 in a 16-bit type. cast_columns assigns the packs of a row to adjacent threads.
 // Numerics: normal_fill uses double and only operations with defined bits (kernels/shared/normal.h), so that initial
 // weights are the same on CPU and GPU; cast rounds to nearest even.
 #include "kernels/cuda/vector.cuh"
@@ -89,6 +89,18 @@ template <class T, bool kAligned, class Op> __global__ void __launch_bounds__(kT
     store_some<kAligned>(View(op.out).as<T>() + i, pack_floats(values), op.count - i);
 }
 
+__host__ __device__ size_t packs_of_row(const CastColumns& op) { return (op.cols + kSize - 1) / kSize; }
+
+template <class Out, class In, bool kAligned>
+__global__ void __launch_bounds__(kThreads) cast_columns_kernel(CastColumns op) {
+    const size_t pack = size_t(blockIdx.x) * kThreads + threadIdx.x;
+    const size_t row = pack / packs_of_row(op), col = pack % packs_of_row(op) * kSize;
+    if (row >= op.rows) return;
+    const In* __restrict__ inp = op.inp.as<In>() + row * op.inp_step + col;
+    const auto values = unpack(load_some<kAligned, In, kSize>(inp, op.cols - col)).template as<Out>();
+    store_some<kAligned>(op.out.as<Out>() + row * op.out_step + col, pack_floats(values), op.cols - col);
+}
+
 template <class T, class Op>
 void launch_flat(const char* name, const Op& op, std::initializer_list<ConstView> inputs, Stream stream) {
     if (op.count == 0) return;
@@ -117,6 +129,16 @@ void scaled_add(const ScaledAdd& op, Stream stream) {
 void cast(const Cast& op, Stream stream) {
     dispatch("cast", op.out, op.inp,
              [&]<class Out, class In>() { launch_flat<Out>("cast", TypedCast<In>{op}, {op.inp}, stream); });
+}
+
+void cast_columns(const CastColumns& op, Stream stream) {
+    if (op.rows == 0 || op.cols == 0) return;
+    dispatch("cast_columns", op.out, op.inp, [&]<class Out, class In>() {
+        const bool aligned = op.out_step % kSize == 0 && op.inp_step % kSize == 0 &&
+                             are_aligned(kSize * sizeof(Out), {op.out}) && are_aligned(kSize * sizeof(In), {op.inp});
+        launch(aligned ? cast_columns_kernel<Out, In, true> : cast_columns_kernel<Out, In, false>,
+               {"cast_columns", blocks_for(op.rows * packs_of_row(op), kThreads), kThreads}, stream, op);
+    });
 }
 
 }  // namespace ops

@@ -1,4 +1,4 @@
-// normal_fill, fill, add and cast against ref::.
+// normal_fill, fill, add, cast and cast_columns against ref::.
 #include "test/support/device_array.h"
 #include "test/support/random_values.h"
 #include "test/support/tolerance.h"
@@ -168,6 +168,40 @@ TEMPLATE_TEST_CASE("cast", "[ops]", float, bf16, fp16) {
         ops::cast(ops::Cast{.out = out.on(device), .inp = inp.on(device), .count = count}, Stream());
         ref::cast(ops::Cast{.out = expected.data(), .inp = inp.host.data(), .count = count});
         check_same_bits(out, expected);
+    }
+}
+
+// Packs keys and values as they are, and casts FP32 gradients. The other columns must stay. Aligned and unaligned rows,
+// rows shorter than a pack, and more rows than a block has.
+TEMPLATE_TEST_CASE("cast_columns", "[ops]", float, bf16, fp16) {
+    using T = TestType;
+    struct Case {
+        size_t rows, cols, out_step, inp_step, out_first, inp_first;
+    };
+    auto check = []<class In>(const Case& c, const std::vector<In>& values) {
+        INFO("rows " << c.rows << ", cols " << c.cols << ", steps " << c.out_step << " and " << c.inp_step);
+        Array<In> inp("inp", Role::input, values);
+        Stored<T> out("out", Role::output, std::vector<double>(c.rows * c.out_step, -7));
+        std::vector<T> expected = out.fetch();
+        auto op = [&](View to, ConstView from) {
+            return ops::CastColumns{.out = to.from(c.out_first),
+                                    .inp = from.from(c.inp_first),
+                                    .rows = c.rows,
+                                    .cols = c.cols,
+                                    .out_step = c.out_step,
+                                    .inp_step = c.inp_step};
+        };
+        ops::cast_columns(op(out.on(OnDevice<T>()), inp.on(OnDevice<In>())), Stream());
+        ref::cast_columns(op(expected.data(), inp.host.data()));
+        check_same_bits(out, expected);
+    };
+    for (const Case& c : {Case{1, 1, 1, 1, 0, 0}, Case{3, 37, 40, 64, 0, 8}, Case{29, 36, 48, 52, 8, 12},
+                          Case{700, 5, 7, 9, 2, 3}, Case{6, 64, 64, 192, 0, 128}}) {
+        const std::vector<float> values = numbers_to_cast(c.rows * c.inp_step);
+        check(c, values);
+        std::vector<T> rounded;
+        for (float value : values) rounded.push_back(from_float<T>(value));
+        check(c, rounded);
     }
 }
 

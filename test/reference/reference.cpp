@@ -410,6 +410,15 @@ void cast(const ops::Cast& op) {
     });
 }
 
+// out[r, c] = inp[r, c], rounded to nearest even
+void cast_columns(const ops::CastColumns& op) {
+    by_storage(op.out, [&]<class T>(T) {
+        for (size_t r = 0; r < op.rows; r++)
+            for (size_t c = 0; c < op.cols; c++)
+                op.out.as<T>()[r * op.out_step + c] = store<T>(element(op.inp, r * op.inp_step + c));
+    });
+}
+
 // out[i] = sum of values[e]^2 over the elements e of chunk i
 void squared_sums(const ops::SquaredSums& op) {
     for (int i = 0; i < op.n_chunks; i++) {

@@ -152,5 +152,6 @@ void normal_fill(const ops::NormalFill& op);
 void fill(const ops::Fill& op);
 void add(const ops::Add& op);
 void cast(const ops::Cast& op);
+void cast_columns(const ops::CastColumns& op);
 
 }  // namespace ref
