@@ -17,7 +17,8 @@ CPU, TEXTBOOK = "kernels/cpu/", "test/reference/reference.cpp"
 TEXTBOOK_LOSS = "test/reference/reference_loss.cpp"
 GENERAL_BACKWARD, MASKS = CUDA + "attention/attention_general_backward.cuh", CUDA + "attention/attention_masks.cuh"
 LAYOUT, SHARED_LAYOUT = CUDA + "attention/attention_layout.cuh", "kernels/shared/attention_layout.h"
-CPU_ATTENTION = "kernels/cpu/attention.cpp"
+CPU_FORWARD, CPU_BACKWARD = "kernels/cpu/attention_forward.cpp", "kernels/cpu/attention_backward.cpp"
+CPU_TILES = "kernels/cpu/attention_tiles.h"
 TOTALS = CUDA + "group_totals.cu"
 DECODE, CPU_DECODE = CUDA + "attention/attention_decode.cu", CPU + "attention_decode.cpp"
 
@@ -159,21 +160,21 @@ FAULTS = [
     (SHARED_LAYOUT, "the first key is that of the previous query",
      "first_key ? first_key[query]", "first_key ? first_key[query > 0 ? query - 1 : 0]"),
     (SHARED_LAYOUT, "all samples have the first one's documents", "size_t(b) * op.seq_len", "size_t(0)"),
-    (CPU_ATTENTION, "keys of the wrong head", "kv_head = first_head / at.group();\n    const int n_queries",
+    (CPU_FORWARD, "keys of the wrong head", "kv_head = first_head / at.group();\n    const int n_queries",
      "kv_head = first_head % at.n_kv_head;\n    const int n_queries"),
-    (CPU_ATTENTION, "the gradients of the wrong head's keys", "kv_head = first_head / at.group();\n    Carver",
+    (CPU_BACKWARD, "the gradients of the wrong head's keys", "kv_head = first_head / at.group();\n    Carver",
      "kv_head = first_head % at.n_kv_head;\n    Carver"),
-    (CPU_ATTENTION, "one of the heads that share a tile does not reach the keys",
+    (CPU_BACKWARD, "one of the heads that share a tile does not reach the keys",
      "            for (int h = 0; h < n_heads; h++)\n                backward_of_tile",
      "            for (int h = n_heads / 2; h < n_heads; h++)\n                backward_of_tile"),
-    (CPU_ATTENTION, "the soft cap's derivative is missing", "(1.0f - tanh * tanh) * ", ""),
-    (CPU_ATTENTION, "a query does not see its first key", "first.lanes[q] > tile.key_begin",
+    (CPU_BACKWARD, "the soft cap's derivative is missing", "(1.0f - tanh * tanh) * ", ""),
+    (CPU_TILES, "a query does not see its first key", "first.lanes[q] > tile.key_begin",
      "first.lanes[q] >= tile.key_begin"),
-    (CPU_ATTENTION, "the first of the queries decides whether keys are masked",
+    (CPU_TILES, "the first of the queries decides whether keys are masked",
      "first.lanes[tile.end_lane() - 1] <=", "first.lanes[0] <="),
-    (CPU_ATTENTION, "the first tile that is seen is skipped",
+    (CPU_TILES, "the first tile that is seen is skipped",
      "return lanes[0] / kKeys * kKeys;", "return (lanes[0] + kKeys - 1) / kKeys * kKeys;"),
-    (CPU_ATTENTION, "queries that see a tile's last key alone are skipped", "key_begin + kKeys - 1);",
+    (CPU_TILES, "queries that see a tile's last key alone are skipped", "key_begin + kKeys - 1);",
      "key_begin + kKeys - 2);"),
     (DROPOUT, "the second pack of a call has the first one's decisions", "random.word[(first + i) / 2]",
      "random.word[i / 2]"),
