@@ -66,7 +66,9 @@ void load_queries(const QueryTiles& tiles, const AttentionBackward& op, int b, i
     load_tile(tiles.dout, step, kQueries, dout, at.out_step(), count, size);
     tile_transpose({tiles.queries_t, kQueries, tiles.queries, step, kQueries, step}, query_factor(op));
     tile_transpose(TileTranspose{tiles.dout_t, kQueries, tiles.dout, step, kQueries, step});
-    std::fill(tiles.dqueries, tiles.dqueries + kQueries * step, 0.0f);
+    const bool continues = op.chunk && !op.chunk.is_first;
+    load_tile(tiles.dqueries, step, kQueries, continues ? op.dquery + at.out(b, head, begin) : nullptr, at.out_step(),
+              continues ? count : 0, size);
     std::fill(tiles.lse, tiles.lse + kQueries, 0.0f);
     std::fill(tiles.dout_out, tiles.dout_out + kQueries, 0.0f);
     std::copy_n(op.lse + at.lse(b, head, begin), count, tiles.lse);
@@ -114,7 +116,7 @@ void backward_of_tile(const AttentionBackward& op, int b, int head, const QueryT
     keys_times_queries(tiles.scores, tiles.keys, queries.queries_t, step, size, tile);
     keys_times_queries(tiles.dscores, tiles.values, queries.dout_t, step, size, tile);
     if (op.dropout) {
-        fill_factors(factors, op.dropout, b, head, tile);
+        fill_factors(factors, op.dropout, op.chunk.start, b, head, tile);
         multiply_scores(tiles.dscores, factors, tile);
     }
     if (op.softcap > 0) cap_scores(tiles.scores, 1.0f, tile);
@@ -134,6 +136,7 @@ void backward_of_heads(const AttentionBackward& op, int b, int first_head, int n
     const int step = round_up_to_tile(at.head_size), size = at.head_size, kv_head = first_head / at.group();
     Carver memory(thread_scratch<float>(n_heads * QueryTiles::elements(step) + KeyTiles::elements(step)));
     const KeyTiles tiles(memory, step);
+    const KeyRows<T> rows = KeyRows<T>::of(op, b, kv_head);
     std::array<std::optional<QueryTiles>, kHeadsOfTask> queries;
     for (int h = 0; h < n_heads; h++) queries[h].emplace(memory, step);
 
@@ -143,19 +146,24 @@ void backward_of_heads(const AttentionBackward& op, int b, int first_head, int n
         for (int h = 0; h < n_heads; h++) load_queries<T>(*queries[h], op, b, first_head + h, query_begin, n_queries);
         for (int key_begin = first.first_tile(); key_begin < first.end(); key_begin += kKeys) {
             const ScoreTile tile = first.tile(key_begin);
-            const T* keys = op.qkv.as<T>() + at.key(b, kv_head, key_begin);
-            const T* values = op.qkv.as<T>() + at.value(b, kv_head, key_begin);
-            load_tile(tiles.keys, step, tile.n_keys(), keys, at.qkv_step(), tile.n_keys(), size);
-            load_tile(tiles.values, step, tile.n_keys(), values, at.qkv_step(), tile.n_keys(), size);
+            const size_t first_row = key_begin * rows.step;
+            load_tile(tiles.keys, step, tile.n_keys(), rows.keys + first_row, rows.step, tile.n_keys(), size);
+            load_tile(tiles.values, step, tile.n_keys(), rows.values + first_row, rows.step, tile.n_keys(), size);
             const size_t place = size_t(key_begin) * step;
             for (int h = 0; h < n_heads; h++)
                 backward_of_tile(op, b, first_head + h, *queries[h], tiles, tile, first, dkeys + place,
                                  dvalues + place);
         }
+        const bool is_sum = op.chunk && !op.chunk.is_last;
         for (int h = 0; h < n_heads; h++)
-            for (int q = 0; q < n_queries; q++)
-                store_row(op.dqkv.as<T>() + at.query(b, first_head + h, query_begin + q),
-                          queries[h]->dqueries + q * step, size, 1.0f);
+            for (int q = 0; q < n_queries; q++) {
+                const float* dquery = queries[h]->dqueries + q * step;
+                const int head = first_head + h, position = query_begin + q;
+                if (is_sum)
+                    store_row(op.dquery + at.out(b, head, position), dquery, size, 1.0f);
+                else
+                    store_row(op.dqkv.as<T>() + at.query(b, head, position), dquery, size, 1.0f);
+            }
     }
 }
 
@@ -164,11 +172,19 @@ template <class T>
 void backward_of_kv_head(const AttentionBackward& op, int b, int kv_head, float* dkeys, float* dvalues) {
     const AttentionLayout at(op);
     const int step = round_up_to_tile(at.head_size), end = (kv_head + 1) * at.group();
-    std::fill(dkeys, dkeys + size_t(at.seq_len) * step, 0.0f);
-    std::fill(dvalues, dvalues + size_t(at.seq_len) * step, 0.0f);
+    float* dkv_keys = op.chunk ? op.dkv + at.chunk_key(b, kv_head, 0) : nullptr;
+    float* dkv_values = op.chunk ? op.dkv + at.chunk_value(b, kv_head, 0) : nullptr;
+    const int n_sums = op.chunk && op.accumulate_dkv ? at.seq_len : 0;
+    load_tile(dkeys, step, at.seq_len, dkv_keys, at.kv_step(), n_sums, at.head_size);
+    load_tile(dvalues, step, at.seq_len, dkv_values, at.kv_step(), n_sums, at.head_size);
     for (int head = kv_head * at.group(); head < end; head += kHeadsOfTask)
         backward_of_heads<T>(op, b, head, std::min(kHeadsOfTask, end - head), dkeys, dvalues);
     for (int t = 0; t < at.seq_len; t++) {
+        if (op.chunk) {
+            store_row(dkv_keys + t * at.kv_step(), dkeys + size_t(t) * step, at.head_size, 1.0f);
+            store_row(dkv_values + t * at.kv_step(), dvalues + size_t(t) * step, at.head_size, 1.0f);
+            continue;
+        }
         store_row(op.dqkv.as<T>() + at.key(b, kv_head, t), dkeys + size_t(t) * step, at.head_size, 1.0f);
         store_row(op.dqkv.as<T>() + at.value(b, kv_head, t), dvalues + size_t(t) * step, at.head_size, 1.0f);
     }
@@ -177,8 +193,10 @@ void backward_of_kv_head(const AttentionBackward& op, int b, int kv_head, float*
 }  // namespace
 
 void attention_backward(const AttentionBackward& op, Stream) {
-    dispatch("attention_backward", {op.dqkv, op.dout, op.qkv, op.out}, [&]<class T>() {
+    dispatch("attention_backward", {op.dqkv, op.dout, op.qkv, op.out, op.chunk.kv}, [&]<class T>() {
         require_sizes(op);
+        require_chunk(op.chunk, op.seq_len, op.dquery);
+        require(!op.chunk || op.dkv, "attention_backward: a chunk without dkv");
         require(reinterpret_cast<uintptr_t>(op.scratch) % 64 == 0,
                 "attention_backward: scratch %p is not 64-byte aligned", op.scratch);
         const size_t elements = size_t(op.seq_len) * round_up_to_tile(op.head_size);

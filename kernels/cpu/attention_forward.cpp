@@ -25,6 +25,16 @@ struct OnlineSoftmax {
         std::fill(sum, sum + kQueries, 0.0f);
     }
 
+    // Continues from, and saves, FP32 memory for `count` queries.
+    void load(const float* from_max, const float* from_sum, int count) {
+        std::copy_n(from_max, count, max);
+        std::copy_n(from_sum, count, sum);
+    }
+    void store(float* to_max, float* to_sum, int count) const {
+        std::copy_n(max, count, to_max);
+        std::copy_n(sum, count, to_sum);
+    }
+
     // Updates maxima and sums with a tile of scores and replaces the scores with exp(score - max).
     void add(float* scores, const ScoreTile& tile) {
         float before[kQueries];
@@ -72,20 +82,27 @@ template <class T> void attend(const AttentionForward& op, int b, int first_head
     alignas(64) float factors[kKeys * kQueries];
     OnlineSoftmax softmax[kHeadsOfTask];
     const FirstKeys first(op, b, query_begin, n_queries);
+    const KeyRows<T> rows = KeyRows<T>::of(op, b, kv_head);
+    const bool continues = op.chunk && !op.chunk.is_first, sees_none = first.first_tile() >= first.end();
 
     for (int h = 0; h < n_heads; h++) {
         load_tile(out + h * kQueries * step, step, kQueries, op.qkv.as<T>() + at.query(b, first_head + h, query_begin),
                   at.qkv_step(), n_queries, size);
         tile_transpose({queries_t + h * kQueries * step, kQueries, out + h * kQueries * step, step, kQueries, step},
                        query_factor(op));
+        if (continues || sees_none)
+            load_tile(out + h * kQueries * step, step, kQueries,
+                      continues ? op.running.out + at.out(b, first_head + h, query_begin) : nullptr, at.out_step(),
+                      continues ? n_queries : 0, size);
+        const size_t place = at.lse(b, first_head + h, query_begin);
+        if (continues) softmax[h].load(op.running.max + place, op.running.sum + place, n_queries);
     }
     for (int key_begin = first.first_tile(); key_begin < first.end(); key_begin += kKeys) {
-        const bool is_first = key_begin == first.first_tile();  // which overwrites `out` for every query
+        // Overwrites `out` for every query.
+        const bool is_first = !continues && key_begin == first.first_tile();
         const ScoreTile tile = is_first ? first.tile_of_all_queries(key_begin) : first.tile(key_begin);
-        load_tile(keys, step, tile.n_keys(), op.qkv.as<T>() + at.key(b, kv_head, key_begin), at.qkv_step(),
-                  tile.n_keys(), size);
-        load_tile(values, step, tile.n_keys(), op.qkv.as<T>() + at.value(b, kv_head, key_begin), at.qkv_step(),
-                  tile.n_keys(), size);
+        load_tile(keys, step, tile.n_keys(), rows.keys + key_begin * rows.step, rows.step, tile.n_keys(), size);
+        load_tile(values, step, tile.n_keys(), rows.values + key_begin * rows.step, rows.step, tile.n_keys(), size);
         for (int h = 0; h < n_heads; h++) {
             float* out_of_head = out + h * kQueries * step;
             keys_times_queries(scores, keys, queries_t + h * kQueries * step, step, size, tile);
@@ -93,12 +110,22 @@ template <class T> void attend(const AttentionForward& op, int b, int first_head
             mask(scores, tile, first);
             softmax[h].add(scores, tile);
             if (op.dropout) {
-                fill_factors(factors, op.dropout, b, first_head + h, tile);
+                fill_factors(factors, op.dropout, op.chunk.start, b, first_head + h, tile);
                 multiply_scores(scores, factors, tile);
             }
             if (!is_first) rescale_rows(out_of_head, step, softmax[h].rescale, tile);
             add_over_keys(out_of_head, scores, values, step, tile, !is_first);
         }
+    }
+    if (op.chunk && !op.chunk.is_last) {
+        for (int h = 0; h < n_heads; h++) {
+            const size_t place = at.lse(b, first_head + h, query_begin);
+            softmax[h].store(op.running.max + place, op.running.sum + place, n_queries);
+            for (int q = 0; q < n_queries; q++)
+                store_row(op.running.out + at.out(b, first_head + h, query_begin + q), out + (h * kQueries + q) * step,
+                          size, 1.0f);
+        }
+        return;
     }
     for (int h = 0; h < n_heads; h++)
         for (int q = 0; q < n_queries; q++) {
@@ -112,8 +139,9 @@ template <class T> void attend(const AttentionForward& op, int b, int first_head
 }  // namespace
 
 void attention_forward(const AttentionForward& op, Stream) {
-    dispatch("attention_forward", {op.out, op.qkv}, [&]<class T>() {
+    dispatch("attention_forward", {op.out, op.qkv, op.chunk.kv}, [&]<class T>() {
         require_sizes(op);
+        require_chunk(op.chunk, op.seq_len, op.running.out && op.running.max && op.running.sum);
         const int n_blocks = (op.seq_len + kQueries - 1) / kQueries;
         const int group = op.n_head / op.n_kv_head, parts = (group + kHeadsOfTask - 1) / kHeadsOfTask;
         parallel_blocks(size_t(op.batch) * op.n_kv_head * parts * n_blocks, 1, [&](size_t task, size_t) {

@@ -56,12 +56,12 @@ template <class T> [[gnu::noinline]] void store_row(T* out, const float* row, in
     for (int c = 0; c < cols; c++) out[c] = from_float<T>(row[c] * factor);
 }
 
-// The position of a score tile: a block of queries (lanes) and a block of keys (rows).
+// The position of a score tile: a block of queries (lanes) and a block of keys (rows). Both count from the first key.
 struct ScoreTile {
-    int query_begin, n_queries, key_begin;
+    int query_begin, n_queries, key_begin, key_end;
     int n_seeing;  // number of queries up to the last one that sees any of these keys
 
-    int n_keys() const { return std::min(kKeys, query_begin + n_queries - key_begin); }
+    int n_keys() const { return std::min(kKeys, key_end - key_begin); }
     // The first lane, rounded down to a tile, of the queries that see any of these keys.
     int first_lane() const { return round_down_to_tile(std::max(0, key_begin - query_begin)); }
     int end_lane() const { return round_up_to_tile(n_seeing); }
@@ -75,25 +75,29 @@ struct ScoreTile {
 class FirstKeys {
 public:
     template <class Op>
-    FirstKeys(const Op& op, int b, int query_begin, int n_queries) : query_begin_(query_begin), n_queries_(n_queries) {
+    FirstKeys(const Op& op, int b, int query_begin, int n_queries)
+        : query_begin_(query_begin + op.chunk.distance), n_queries_(n_queries) {
         const VisibleKeys visible(op, b);
+        end_ = visible.end(query_begin + n_queries - 1, op.seq_len);
         for (int lane = 0; lane < kQueries; lane++)
             lanes[lane] = visible.first(query_begin + std::min(lane, n_queries - 1));
     }
 
     // Visible key tiles start at multiples of kKeys from first_tile() on. At least one query sees each tile.
     int first_tile() const { return lanes[0] / kKeys * kKeys; }
-    int end() const { return query_begin_ + n_queries_; }
+    int end() const { return end_; }
     ScoreTile tile(int key_begin) const {
         const int* end_seeing = std::upper_bound(lanes, lanes + n_queries_, key_begin + kKeys - 1);
-        return {query_begin_, n_queries_, key_begin, int(end_seeing - lanes)};
+        return {query_begin_, n_queries_, key_begin, end_, int(end_seeing - lanes)};
     }
-    ScoreTile tile_of_all_queries(int key_begin) const { return {query_begin_, n_queries_, key_begin, n_queries_}; }
+    ScoreTile tile_of_all_queries(int key_begin) const {
+        return {query_begin_, n_queries_, key_begin, end_, n_queries_};
+    }
 
     int lanes[kQueries];
 
 private:
-    int query_begin_, n_queries_;
+    int query_begin_, n_queries_, end_;
 };
 
 // out (keys, queries) = left right_t, where left is (keys, size) and right_t (size, queries).
@@ -153,19 +157,20 @@ inline void cap_scores(float* scores, float factor, const ScoreTile& tile) {
 // The factor on the queries before the GEMMs. With a soft cap, scores are in units of the cap.
 template <class Op> float query_factor(const Op& op) { return op.softcap > 0 ? op.scale / op.softcap : op.scale; }
 
-// Computes the dropout factors of a score tile. One call of philox() covers two keys of four rows of eight.
-inline void fill_factors(float* factors, const DropoutMask& mask, int b, int head, const ScoreTile& tile) {
+// Computes the dropout factors of a score tile of keys from position `start`. One call of philox() covers two keys of
+// four rows of eight.
+inline void fill_factors(float* factors, const DropoutMask& mask, int start, int b, int head, const ScoreTile& tile) {
     const uint64_t sample_key = mask.keys[b];
     const float factor = mask.factor;
-    const uint32_t first = mask.query_call(tile.query_begin);
+    const uint32_t first = mask.query_call(start + tile.query_begin);
     const int first_call = int(mask.query_call(tile.first_lane())), end_call = int(mask.query_call(tile.end_lane()));
     for (int begin = 0; begin < tile.n_keys(); begin += 16) {
         for (int pair = 0; pair < 8; pair += 2) {
             uint32_t word[4][kQueries / 2];
 #pragma omp simd
             for (int call = first_call; call < end_call; call++) {
-                const Philox random =
-                    mask.words(sample_key, head, first + uint32_t(call), mask.key_call(tile.key_begin + begin + pair));
+                const Philox random = mask.words(sample_key, head, first + uint32_t(call),
+                                                 mask.key_call(start + tile.key_begin + begin + pair));
                 for (int w = 0; w < 4; w++) word[w][call] = random.word[w];
             }
             for (int key : {pair, pair + 1, pair + 8, pair + 9})

@@ -1,9 +1,12 @@
 // The memory layout of attention heads, the same in every backend.
 #pragma once
 
+#include "kernels/base/check.h"
+#include "kernels/ops.h"
+
 namespace ops {
 
-// Element offsets into qkv and dqkv, out and dout, lse.
+// Element offsets into qkv and dqkv, out and dout, lse, and into keys and values outside of qkv.
 struct AttentionLayout {
     int seq_len, n_head, n_kv_head, head_size;
 
@@ -23,27 +26,64 @@ struct AttentionLayout {
         return (size_t(b) * seq_len + t) * out_step() + size_t(head) * head_size;
     }
     HOST_DEVICE size_t lse(int b, int head, int t) const { return (size_t(b) * n_head + head) * seq_len + t; }
+    HOST_DEVICE size_t kv_step() const { return size_t(2 * n_kv_head) * head_size; }
+    HOST_DEVICE size_t chunk_key(int b, int kv_head, int t) const {
+        return (size_t(b) * seq_len + t) * kv_step() + size_t(kv_head) * head_size;
+    }
+    HOST_DEVICE size_t chunk_value(int b, int kv_head, int t) const { return chunk_key(b, n_kv_head + kv_head, t); }
 };
 
-// The keys that a query sees: [first(query), query]. first() never decreases with the query, so the queries that see a
-// key are contiguous too.
+// The keys and values of one head.
+template <class T> struct KeyRows {
+    const T *keys, *values;  // of position 0
+    size_t step;             // elements from one position to the next
+
+    template <class Op> HOST_DEVICE static KeyRows of_qkv(const Op& op, int b, int kv_head) {
+        const AttentionLayout at(op);
+        const T* qkv = op.qkv.template as<T>();
+        return {qkv + at.key(b, kv_head, 0), qkv + at.value(b, kv_head, 0), at.qkv_step()};
+    }
+    template <class Op> HOST_DEVICE static KeyRows of_chunk(const Op& op, int b, int kv_head) {
+        const AttentionLayout at(op);
+        const T* kv = op.chunk.kv.template as<T>();
+        return {kv + at.chunk_key(b, kv_head, 0), kv + at.chunk_value(b, kv_head, 0), at.kv_step()};
+    }
+    template <class Op> HOST_DEVICE static KeyRows of(const Op& op, int b, int kv_head) {
+        return op.chunk ? of_chunk(op, b, kv_head) : of_qkv(op, b, kv_head);
+    }
+};
+
+// The keys that a query sees: rows [first(query), end(query)) of the keys; none if the first one is not below the end.
+// Neither decreases with the query, so the queries that see a key are contiguous too.
 struct VisibleKeys {
-    const int* first_key = nullptr;  // (seq_len), or null
+    const int* first_key = nullptr;  // (seq_len), positions; or null
     int window = 0;                  // 0: no window
+    int start = 0, distance = 0;     // the keys' first position, and from there to the first query
 
     VisibleKeys() = default;
     template <class Op>
     HOST_DEVICE VisibleKeys(const Op& op, int b)
-        : first_key(op.first_key ? op.first_key + size_t(b) * op.seq_len : nullptr), window(op.window) {}
+        : first_key(op.first_key ? op.first_key + size_t(b) * op.seq_len : nullptr),
+          window(op.window),
+          start(op.chunk.start),
+          distance(op.chunk.distance) {}
 
     HOST_DEVICE int first(int query) const {
-        const int of_window = window > 0 && query >= window ? query - window + 1 : 0;
-        const int of_document = first_key ? first_key[query] : 0;
+        const int row = query + distance;  // of a key at the query's position
+        const int of_window = window > 0 && row >= window ? row - window + 1 : 0;
+        const int of_document = first_key ? first_key[query] - start : 0;
         return of_window > of_document ? of_window : of_document;
     }
-    // The first query in [key, end) that no longer sees the key, or `end`.
+    // The end for the last of some queries.
+    HOST_DEVICE int end(int last_query, int seq_len) const {
+        const int causal = last_query + distance + 1;
+        return causal < seq_len ? causal : seq_len;
+    }
+    // The first query that may see the key.
+    HOST_DEVICE int first_query(int key) const { return distance > 0 ? 0 : key; }
+    // The first query in [first_query(key), end) that no longer sees the key, or `end`.
     HOST_DEVICE int end_of_queries(int key, int end) const {
-        int seeing = key;
+        int seeing = distance > 0 ? -1 : key;
         while (seeing + 1 < end) {
             const int middle = seeing + (end - seeing) / 2;
             (first(middle) <= key ? seeing : end) = middle;
@@ -51,5 +91,16 @@ struct VisibleKeys {
         return end;
     }
 };
+
+// Checks the arguments of a chunk. `has_sums`: whether the op has the memory for sums over several chunks.
+inline void require_chunk(const KeyChunk& chunk, int seq_len, bool has_sums) {
+    if (!chunk) return;
+    require(
+        chunk.start >= 0 && chunk.start % 16 == 0 && chunk.distance % 16 == 0 &&
+            (chunk.distance == 0 || chunk.distance >= seq_len),
+        "attention: keys from %d, queries %d later; both must be multiples of 16, and the distance 0 or at least %d",
+        chunk.start, chunk.distance, seq_len);
+    require(has_sums || (chunk.is_first && chunk.is_last), "attention: no memory for the sums over several chunks");
+}
 
 }  // namespace ops

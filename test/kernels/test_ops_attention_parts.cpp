@@ -49,9 +49,8 @@ Results<T> run(const Shape& s, const std::vector<double>& qkvs, const std::vecto
     Stored<T> out("out", Role::output, nans(douts.size())), dqkv("dqkv", Role::output, nans(qkvs.size()));
     Array<float> lse("lse", Role::output, nans(s.rows() * s.n_head));
     const float scale = float(1 / std::sqrt(s.head_size));
-    const ops::DropoutMask mask = {.keys = keys.on(device),
-                                   .threshold = ops::dropout_threshold(0.3),
-                                   .place = (4u << 16) + uint32_t(first_head)};
+    const ops::DropoutMask mask = {
+        .keys = keys.on(device), .threshold = ops::dropout_threshold(0.3), .place = (4u << 16) + uint32_t(first_head)};
     ops::attention_forward({.out = out.on(device),
                             .lse = lse.on(device),
                             .qkv = qkv.on(device),
@@ -80,10 +79,6 @@ Results<T> run(const Shape& s, const std::vector<double>& qkvs, const std::vecto
     backward.scratch = scratch.on(device);
     ops::attention_backward(backward, Stream());
     return {out.fetch(), lse.fetch(), dqkv.fetch()};
-}
-
-template <class V> bool have_same_bits(const std::vector<V>& a, const std::vector<V>& b) {
-    return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(V)) == 0;
 }
 
 }  // namespace

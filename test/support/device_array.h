@@ -126,20 +126,26 @@ inline Array<unsigned char> scratch_of(size_t bytes) {
     return {"scratch", Role::output, std::vector<unsigned char>(bytes, 0xff)};
 }
 
-// Every element on the device must be within bound(i) of its host twin. NaN never is; equal infinities are.
-template <class T, class Host, class Bound> void check_close(const Array<T, Host>& array, Bound bound) {
-    std::vector<T> values = array.fetch();
+// Every value must be within bound(i) of its expected one. NaN never is; equal infinities are.
+template <class T, class Host, class Bound>
+void check_close(const char* name, const std::vector<T>& values, const std::vector<Host>& host, Bound bound) {
+    REQUIRE(values.size() == host.size());
     size_t i = 0;
     for (; i < values.size(); i++) {
-        double value = ref::load(values[i]), expected = array.host[i];
+        double value = ref::load(values[i]), expected = host[i];
         if (!(value == expected || std::abs(value - expected) <= bound(i))) break;
     }
     std::string difference;
     if (i < values.size())
-        difference = format("%s[%zu] is %.9g, should be %.9g within %.3g", array.name(), i,
-                            double(ref::load(values[i])), double(array.host[i]), double(bound(i)));
+        difference = format("%s[%zu] is %.9g, should be %.9g within %.3g", name, i, double(ref::load(values[i])),
+                            double(host[i]), double(bound(i)));
     INFO(difference);
     CHECK(difference.empty());
+}
+
+// The same for an array on the device and its host twin.
+template <class T, class Host, class Bound> void check_close(const Array<T, Host>& array, Bound bound) {
+    check_close(array.name(), array.fetch(), array.host, bound);
 }
 
 // The array on the device must have exactly these bits.
@@ -150,4 +156,8 @@ template <class T, class Host> void check_same_bits(const Array<T, Host>& array,
     while (i < values.size() && std::memcmp(&values[i], &expected[i], sizeof(T)) == 0) i++;
     INFO(array.name() << "[" << i << "] of " << values.size());
     CHECK(i == values.size());
+}
+
+template <class V> bool have_same_bits(const std::vector<V>& a, const std::vector<V>& b) {
+    return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(V)) == 0;
 }
