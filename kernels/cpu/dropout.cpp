@@ -34,9 +34,9 @@ void drop_piece(T* out, const T* inp, const DropoutMask& mask, uint64_t key, siz
 
 void dropout(const Dropout& op, Stream) {
     dispatch("dropout", {op.out, op.inp}, [&]<class T>() {
-        require(op.first % op.count % kDropoutGroup == 0,
-                "dropout: first is element %zu of a sample, but must be a multiple of %d", op.first % op.count,
-                kDropoutGroup);
+        require(op.first % op.count % kDropoutGroup == 0 && op.start % kDropoutGroup == 0,
+                "dropout: first is element %zu of a sample and start is %zu, but both must be multiples of %d",
+                op.first % op.count, op.start, kDropoutGroup);
         const size_t end = op.first + op.elements, pieces = (op.count + kPiece - 1) / kPiece;
         parallel_for((end + op.count - 1) / op.count * pieces, [&](size_t piece) {
             const size_t sample = piece / pieces, origin = sample * op.count;
@@ -44,7 +44,7 @@ void dropout(const Dropout& op, Stream) {
             const size_t piece_end = std::min({origin + (piece % pieces + 1) * kPiece, origin + op.count, end});
             if (begin >= piece_end) return;
             drop_piece(op.out.as<T>() + (begin - op.first), op.inp.as<T>() + (begin - op.first), op.mask,
-                       op.mask.keys[sample], begin - origin, piece_end - begin);
+                       op.mask.keys[sample], op.start + begin - origin, piece_end - begin);
         });
     });
 }

@@ -70,12 +70,14 @@ template <class T> void token_gradients(const EmbeddingBackward& op) {
 }
 
 template <class T> void position_gradients(const EmbeddingBackward& op) {
-    parallel_for(op.accumulate ? op.seq_len : op.n_positions, [&](size_t position) {
+    parallel_for(op.n_positions, [&](size_t position) {
         float* row = op.dwpe + position * op.channels;
         if (!op.accumulate) std::fill(row, row + op.channels, 0.0f);
-        if (position >= size_t(op.seq_len)) return;
-        for (int b = 0; b < op.batch; b++)
-            add_row(row, op.dout.as<T>() + (size_t(b) * op.seq_len + position) * op.channels, op.channels);
+        for (int b = 0; b < op.batch; b++) {
+            const int t = int(position) - op.starts.start(b, op.batch);
+            if (t < 0 || t >= op.seq_len) continue;
+            add_row(row, op.dout.as<T>() + (size_t(b) * op.seq_len + t) * op.channels, op.channels);
+        }
     });
 }
 
@@ -87,7 +89,8 @@ void embedding_forward(const EmbeddingForward& op, Stream) {
             T* out = op.out.as<T>() + i * op.channels;
             const int row = index_in_part(op.tokens[i], op.part.first_token, op.part.tokens);
             const T* token = op.wte.as<T>() + size_t(std::max(row, 0)) * op.channels;
-            const size_t at = op.positions ? size_t(op.positions[i]) : i % size_t(op.seq_len);
+            const int b = int(i) / op.seq_len, t = int(i) % op.seq_len;
+            const size_t at = size_t(op.positions ? op.positions[i] : op.starts.start(b, op.batch) + t);
             const T* position = op.wpe.as<T>() + (op.wpe ? at * op.channels : 0);
             const bool has_position = op.wpe && index_in_part(int(i), op.part.first_row, op.part.rows) >= 0;
             if (row >= 0 && has_position) return store_sum(out, token, position, op.channels);

@@ -79,11 +79,16 @@ template <class T> void scale(float* __restrict__ x, float factor, const T* __re
     for (int c = 0; c < size; c++) x[c] = x[c] * factor * to_float(weight[c]);
 }
 
+// The row of the table for a row of the batch.
+template <class Op> size_t position_of(const Op& op, size_t row) {
+    return size_t(op.starts.start(int(row / op.seq_len), op.batch)) + row % op.seq_len;
+}
+
 template <class T> void forward_position(const QkNormRopeForward& op, size_t row) {
     const int heads = op.n_head + op.n_kv_head, size = op.head_size, half = op.rotary / 2;
     const Work<1> work(size, half);
     float* x = work.head[0];
-    const size_t position = op.positions ? size_t(op.positions[row]) : row % size_t(op.seq_len);
+    const size_t position = op.positions ? size_t(op.positions[row]) : position_of(op, row);
     if (half > 0) work.load_angles(op.table, position, half, 1.0f);
     T* qkv = op.qkv.as<T>() + row * (heads + op.n_kv_head) * size;
     if (op.raw) std::memcpy(op.raw.as<T>() + row * heads * size, qkv, size_t(heads) * size * sizeof(T));
@@ -126,7 +131,7 @@ template <class T> void backward_position(const QkNormRopeBackward& op, size_t r
     const int heads = op.n_head + op.n_kv_head, size = op.head_size, half = op.rotary / 2;
     const Work<2> work(size, half);
     auto [d, normed] = work.head;
-    if (half > 0) work.load_angles(op.table, row % op.seq_len, half, -1.0f);
+    if (half > 0) work.load_angles(op.table, position_of(op, row), half, -1.0f);
     const size_t begin = row * (heads + op.n_kv_head) * size;
     for (int h = 0; h < heads; h++) {
         T* dhead = op.dqkv.as<T>() + begin + size_t(h) * size;

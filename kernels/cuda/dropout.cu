@@ -19,7 +19,7 @@ template <class T, bool kAligned> __global__ void __launch_bounds__(kThreads) dr
     const ptrdiff_t offset = ptrdiff_t(origin) - ptrdiff_t(op.first);
     const T* inp = op.inp.as<T>() + offset;  // may alias `out`
     T* out = op.out.as<T>() + offset;
-    const Philox random = op.mask.words(op.mask.keys[sample], call);
+    const Philox random = op.mask.words(op.mask.keys[sample], op.start / kDropoutGroup + call);
     const float factor = op.mask.factor;
 #pragma unroll
     for (int first = 0; first < kDropoutGroup; first += kPackSize<T>) {
@@ -42,9 +42,9 @@ void dropout(const Dropout& op, Stream stream) {
         if (op.elements == 0) return;
         const size_t samples = (op.first + op.elements - 1) / op.count - op.first / op.count + 1;
         require(samples <= kMax, "dropout: %zu samples, but must be at most %d", samples, kMax);
-        require(op.first % op.count % kDropoutGroup == 0,
-                "dropout: first is element %zu of a sample, but must be a multiple of %d", op.first % op.count,
-                kDropoutGroup);
+        require(op.first % op.count % kDropoutGroup == 0 && op.start % kDropoutGroup == 0,
+                "dropout: first is element %zu of a sample and start is %zu, but both must be multiples of %d",
+                op.first % op.count, op.start, kDropoutGroup);
         const bool aligned =
             are_aligned(16, {op.out, op.inp}) && op.count % kPackSize<T> == 0 && op.elements % kPackSize<T> == 0;
         dim3 blocks = blocks_for(std::min(op.count, op.elements), size_t(kThreads) * kDropoutGroup);

@@ -40,7 +40,8 @@ __global__ void __launch_bounds__(kForwardThreads) embedding_forward_kernel(Embe
     const int row = index_in_part(op.tokens[i], op.part.first_token, op.part.tokens);
     const bool has_position = kHasPositions && index_in_part(int(i), op.part.first_row, op.part.rows) >= 0;
     const T* __restrict__ token = op.wte.as<T>() + size_t(max(row, 0)) * channels;
-    const size_t at = op.positions ? size_t(op.positions[i]) : i % op.seq_len;
+    const int b = int(i) / op.seq_len, t = int(i) % op.seq_len;
+    const size_t at = size_t(op.positions ? op.positions[i] : op.starts.start(b, op.batch) + t);
     const T* __restrict__ position = op.wpe.as<T>() + (kHasPositions ? at * channels : 0);
     T* __restrict__ out = op.out.as<T>() + i * channels;
 #pragma unroll 4
@@ -247,6 +248,11 @@ __global__ void __launch_bounds__(kSumThreads) embedding_backward_tokens_kernel(
 
 constexpr int kPositionBatch = 8;  // rows of dout in flight
 
+// One more than the last position of all chunks.
+__device__ __host__ int end_of_positions(const EmbeddingBackward& op) {
+    return std::max(op.starts.first, op.starts.second) + op.seq_len;
+}
+
 // A thread processes a pack of columns of one position's row.
 template <class T, bool kAligned>
 __global__ void __launch_bounds__(kSumThreads) embedding_backward_positions_kernel(EmbeddingBackward op) {
@@ -254,24 +260,29 @@ __global__ void __launch_bounds__(kSumThreads) embedding_backward_positions_kern
     const int channels = op.channels, packs = (channels + kPackSize<T> - 1) / kPackSize<T>;
     const size_t i = size_t(blockIdx.x) * kSumThreads + threadIdx.x;
     const int position = int(i / packs), column = int(i % packs) * kPackSize<T>, available = channels - column;
-    if (position >= (op.accumulate ? op.seq_len : op.n_positions)) return;
+    if (position >= (op.accumulate ? end_of_positions(op) : op.n_positions)) return;
+    // The position's place in sequence b, or -1.
+    auto place_in = [&](int b) {
+        return b < op.batch ? index_in_part(position, op.starts.start(b, op.batch), op.seq_len) : -1;
+    };
     float* row = op.dwpe + size_t(position) * channels + column;
     Floats<T, kPackSize<T>> sum{};
 #pragma unroll
     for (int c = 0; c < kPackSize<T>; c++)
         if (op.accumulate && c < available) sum.value[c] = row[c];
-    for (int first = 0; first < op.batch && position < op.seq_len; first += kPositionBatch) {
+    for (int first = 0; first < op.batch; first += kPositionBatch) {
         Pack<T> part[kPositionBatch];
 #pragma unroll
         for (int k = 0; k < kPositionBatch; k++) {
             part[k] = {};
-            if (first + k >= op.batch) continue;
-            const size_t from = size_t(first + k) * op.seq_len + position;
+            const int t = place_in(first + k);
+            if (t < 0) continue;
+            const size_t from = size_t(first + k) * op.seq_len + t;
             part[k] = load_pack<kAligned>(dout + from * channels + column, available);
         }
 #pragma unroll
         for (int k = 0; k < kPositionBatch; k++) {
-            if (first + k < op.batch) sum += unpack(part[k]);
+            if (place_in(first + k) >= 0) sum += unpack(part[k]);
         }
     }
 #pragma unroll
@@ -328,7 +339,7 @@ template <class T> void token_gradients(const EmbeddingBackward& op, Stream stre
 }
 
 template <class T> void position_gradients(const EmbeddingBackward& op, Stream stream) {
-    const size_t rows = op.accumulate ? op.seq_len : op.n_positions;
+    const size_t rows = op.accumulate ? end_of_positions(op) : op.n_positions;
     const size_t packs = (op.channels + kPackSize<T> - 1) / kPackSize<T>;
     const bool aligned = op.channels % kPackSize<T> == 0 && are_aligned(16, {op.dout});
     launch(aligned ? embedding_backward_positions_kernel<T, true> : embedding_backward_positions_kernel<T, false>,
@@ -355,8 +366,9 @@ void embedding_backward(const EmbeddingBackward& op, Stream stream) {
         require(op.batch > 0 && op.seq_len > 0 && op.channels > 0 && op.vocab > 0,
                 "embedding_backward: batch %d, seq_len %d, channels %d, vocab %d", op.batch, op.seq_len, op.channels,
                 op.vocab);
-        require(!op.dwpe || op.seq_len <= op.n_positions, "embedding_backward: seq_len %d is more than n_positions %d",
-                op.seq_len, op.n_positions);
+        require(!op.dwpe || end_of_positions(op) <= op.n_positions,
+                "embedding_backward: the positions end at %d, but dwpe has %d rows", end_of_positions(op),
+                op.n_positions);
         if (!op.accumulate_dwte)
             fill({.out = op.dwte, .count = size_t(op.vocab) * size_t(op.channels), .value = 0}, stream);
         token_gradients<T>(op, stream);

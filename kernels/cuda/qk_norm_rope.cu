@@ -160,7 +160,8 @@ struct Head {
 
 template <class Op> __device__ Head head_at(const Op& op, unsigned index) {
     const unsigned heads = unsigned(heads_of(op)), row = index / heads, h = index % heads;
-    int position = int(row % unsigned(op.seq_len));
+    const unsigned b = row / unsigned(op.seq_len);
+    int position = op.starts.start(int(b), op.batch) + int(row - b * unsigned(op.seq_len));
     if constexpr (std::is_same_v<Op, QkNormRopeForward>)
         if (op.positions) position = op.positions[row];
     return {row, position, int(h) < op.n_head, (size_t(row) * (heads + unsigned(op.n_kv_head)) + h) * op.head_size,

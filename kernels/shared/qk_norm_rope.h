@@ -14,6 +14,9 @@ template <class Op> void require_heads(const char* name, const Op& op) {
     require((op.rotary > 0) == (op.table != nullptr), "%s: rotary is %d, but table is %s", name, op.rotary,
             op.table ? "not null" : "null");
     require(op.rstd || (!op.q_weight && !op.k_weight), "%s: norm weights require rstd", name);
+    require(op.batch % 2 == 0 || op.starts.first == op.starts.second,
+            "%s: %d sequences are not two chunks each, at positions %d and %d", name, op.batch, op.starts.first,
+            op.starts.second);
 }
 
 inline void require_valid(const QkNormRopeForward& op) { require_heads("qk_norm_rope_forward", op); }

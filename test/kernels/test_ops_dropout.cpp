@@ -18,15 +18,16 @@ Array<uint64_t> keys_of(int batch, uint64_t seed = 7) {
 
 TEMPLATE_TEST_CASE("dropout: parts of packs, odd addresses, in place", "[ops]", float, bf16, fp16) {
     using T = TestType;
-    for (auto [batch, count, shift] : {std::tuple<int, size_t, int>{1, 1, 0},
-                                       {3, 8, 0},
-                                       {2, 37, 1},
-                                       {2, 4096, 0},
-                                       {1, 5003, 0},
-                                       {3, 2056, 1},
-                                       {2, 2052, 0}}) {
+    for (auto [batch, count, shift, start] : {std::tuple<int, size_t, int, size_t>{1, 1, 0, 0},
+                                              {3, 8, 0, 0},
+                                              {2, 37, 1, 8},
+                                              {2, 4096, 0, size_t(1) << 36},
+                                              {1, 5003, 0, 0},
+                                              {3, 2056, 1, 4120},
+                                              {2, 2052, 0, 0}}) {
         for (double rate : {0.1, 0.5, 0.9999}) {
-            INFO("batch " << batch << ", count " << count << ", shift " << shift << ", rate " << rate);
+            INFO("batch " << batch << ", count " << count << ", shift " << shift << ", start " << start << ", rate "
+                          << rate);
             Array<uint64_t> keys = keys_of(batch);
             Stored<T> inp("inp", Role::input, random_values(size_t(batch) * count, 1), shift);
             Stored<T> out("out", Role::output, nans(inp.host.size()), shift);
@@ -38,7 +39,8 @@ TEMPLATE_TEST_CASE("dropout: parts of packs, odd addresses, in place", "[ops]", 
                                     .mask = {.keys = keys.on(side), .threshold = threshold, .place = 9 << 16},
                                     .count = count,
                                     .first = 0,
-                                    .elements = size_t(batch) * count};
+                                    .elements = size_t(batch) * count,
+                                    .start = start};
             };
             ops::dropout(op(OnDevice<T>(), inp, out), Stream());
             ref::dropout(op(OnHost(), inp, out));

@@ -8,16 +8,24 @@ namespace {
 struct Shape {
     int batch, seq_len, channels, vocab, n_positions;
     int shift = 0;  // of the arrays, in elements
+    ops::ChunkStarts starts = {};
 };
 // One element; more rows than distinct tokens; sizes that are multiples of nothing; a wide row; a token with hundreds
-// of positions in a vocabulary of more than 16 bits; odd addresses; a vocabulary of one.
-constexpr Shape kShapes[] = {{1, 1, 1, 5, 1},         {2, 5, 7, 5, 9},         {3, 33, 64, 257, 40},
-                             {1, 64, 132, 1000, 64},  {2, 129, 768, 257, 130}, {3, 700, 6, 70000, 701},
-                             {2, 33, 64, 257, 33, 1}, {2, 40, 3, 1, 41}};
+// of positions in a vocabulary of more than 16 bits; odd addresses; a vocabulary of one; chunks, the same or two.
+constexpr Shape kShapes[] = {{1, 1, 1, 5, 1},
+                             {2, 5, 7, 5, 9},
+                             {3, 33, 64, 257, 40},
+                             {1, 64, 132, 1000, 64},
+                             {2, 129, 768, 257, 130},
+                             {3, 700, 6, 70000, 701},
+                             {2, 33, 64, 257, 33, 1},
+                             {2, 40, 3, 1, 41},
+                             {3, 5, 8, 5, 12, 0, {4, 4}},
+                             {4, 5, 7, 5, 30, 0, {20, 3}}};
 
 std::string describe(const Shape& s) {
-    return format("batch %d, seq_len %d, channels %d, vocab %d, shift %d", s.batch, s.seq_len, s.channels, s.vocab,
-                  s.shift);
+    return format("batch %d, seq_len %d, channels %d, vocab %d, shift %d, starts %d and %d", s.batch, s.seq_len,
+                  s.channels, s.vocab, s.shift, s.starts.first, s.starts.second);
 }
 
 // Every third position holds the same token, so that tokens repeat in every shape.
@@ -65,9 +73,10 @@ std::vector<float> dwte_in_order(const ops::EmbeddingBackward& op) {
 std::vector<float> dwpe_in_order(const ops::EmbeddingBackward& op) {
     std::vector<float> dwpe(op.dwpe, op.dwpe + size_t(op.n_positions) * op.channels);
     if (!op.accumulate) std::fill(dwpe.begin(), dwpe.end(), 0.0f);
+    auto position = [&](int i) { return op.starts.start(i / op.seq_len, op.batch) + i % op.seq_len; };
     for (size_t i = 0; i < size_t(op.batch) * op.seq_len; i++)
         for (int c = 0; c < op.channels; c++)
-            dwpe[i % op.seq_len * op.channels + c] += float(op.dout.as<double>()[i * op.channels + c]);
+            dwpe[size_t(position(int(i))) * op.channels + c] += float(op.dout.as<double>()[i * op.channels + c]);
     return dwpe;
 }
 
@@ -92,7 +101,8 @@ TEMPLATE_TEST_CASE("embedding_forward", "[ops]", float, bf16, fp16) {
                                              .batch = s.batch,
                                              .seq_len = s.seq_len,
                                              .channels = s.channels,
-                                             .positions = has_positions ? positions.on(side) : nullptr};
+                                             .positions = has_positions ? positions.on(side) : nullptr,
+                                             .starts = s.starts};
             };
             ops::embedding_forward(op(OnDevice<T>()), Stream());
             ref::embedding_forward(op(OnHost()));
@@ -147,7 +157,8 @@ TEMPLATE_TEST_CASE("embedding_forward: the parts sum to the whole's bits", "[ops
                                            .batch = s.batch,
                                            .seq_len = s.seq_len,
                                            .channels = s.channels,
-                                           .positions = kind == 2 ? positions.on(device) : nullptr};
+                                           .positions = kind == 2 ? positions.on(device) : nullptr,
+                                           .starts = s.starts};
             ops::embedding_forward(op, Stream());
             for (int n : {1, 2, 4}) {
                 INFO(n << " parts");
@@ -260,7 +271,8 @@ static void test_embedding_backward(const Shape& s, bool accumulate, bool accumu
                                       .vocab = s.vocab,
                                       .n_positions = s.n_positions,
                                       .accumulate = accumulate,
-                                      .accumulate_dwte = accumulate_dwte};
+                                      .accumulate_dwte = accumulate_dwte,
+                                      .starts = s.starts};
     };
     // Sums of absolute values: the sums' rounding errors are relative to them.
     std::vector<float> dwte_size = absolute(dwte.host), dwpe_size = absolute(dwpe.host);

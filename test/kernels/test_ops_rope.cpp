@@ -8,6 +8,7 @@ namespace {
 struct Shape {
     int batch, seq_len, n_head, n_kv_head, head_size, rotary;
     int shift = 0;  // of the arrays, in elements
+    ops::ChunkStarts starts = {};
     size_t rows() const { return size_t(batch) * seq_len; }
     int heads() const { return n_head + n_kv_head; }
 };
@@ -20,12 +21,23 @@ struct Parts {
 constexpr float kEps = 0.0625f;  // large enough to show in every type
 
 // Borders between a GPU's kernels: whole and partial packs in the rotated halves and after them, teams of 1 to 32
-// lanes, several units per lane, odd addresses, several groups of heads and more groups than a warp adds.
+// lanes, several units per lane, odd addresses, several groups of heads and more groups than a warp adds. Chunks, the
+// same or two.
 template <class T> std::vector<Shape> all_shapes() {
     constexpr int kWide = sizeof(T) == 4 ? 410 : 900;  // more than one unit per lane
-    return {{2, 5, 4, 2, 64, 64}, {1, 3, 3, 1, 96, 96},    {2, 3, 2, 2, 7, 6},     {1, 9, 6, 2, 20, 8},
-            {2, 3, 3, 1, 64, 16}, {3, 5, 5, 1, 128, 128},  {1, 3, 2, 1, 256, 256}, {1, 2, 2, 1, kWide, kWide - 82},
-            {1, 3, 1, 1, 1, 0},   {2, 3, 3, 1, 64, 64, 1}, {2, 97, 4, 2, 8, 4}};
+    return {{2, 5, 4, 2, 64, 64},
+            {1, 3, 3, 1, 96, 96},
+            {2, 3, 2, 2, 7, 6},
+            {1, 9, 6, 2, 20, 8},
+            {2, 3, 3, 1, 64, 16},
+            {3, 5, 5, 1, 128, 128},
+            {1, 3, 2, 1, 256, 256},
+            {1, 2, 2, 1, kWide, kWide - 82},
+            {1, 3, 1, 1, 1, 0},
+            {2, 3, 3, 1, 64, 64, 1},
+            {2, 97, 4, 2, 8, 4},
+            {3, 3, 2, 2, 7, 6, 0, {5, 5}},
+            {4, 3, 2, 1, 12, 8, 0, {7, 1}}};
 }
 std::vector<Parts> all_parts() {
     return {{true, false, false, false}, {false, true, false, false},  {true, true, false, false},
@@ -34,9 +46,11 @@ std::vector<Parts> all_parts() {
 }
 
 std::string describe(const Shape& s, const Parts& p) {
-    return format("batch %d, seq_len %d, heads %d and %d of %d, rotary %d, shift %d; rope %d, norm %d, weights %d %d",
-                  s.batch, s.seq_len, s.n_head, s.n_kv_head, s.head_size, s.rotary, s.shift, p.rope, p.norm, p.q_weight,
-                  p.k_weight);
+    return format(
+        "batch %d, seq_len %d, heads %d and %d of %d, rotary %d, shift %d, "
+        "starts %d and %d; rope %d, norm %d, weights %d %d",
+        s.batch, s.seq_len, s.n_head, s.n_kv_head, s.head_size, s.rotary, s.shift, s.starts.first, s.starts.second,
+        p.rope, p.norm, p.q_weight, p.k_weight);
 }
 
 constexpr int kMorePositions = 7;  // in the table than in a sequence
@@ -53,7 +67,7 @@ template <class T> struct Arrays {
     Shape s;
     Parts parts;
     int rotary = parts.rope ? s.rotary : 0;
-    bool has_positions;  // else 0 to seq_len - 1
+    bool has_positions;  // else from the chunks' starts
     size_t count = s.rows() * (s.heads() + s.n_kv_head) * s.head_size;
     Stored<T> qkv{"qkv", Role::output, random_values(count, 1, 2, 0.5), s.shift};
     Stored<T> raw{"raw", Role::output, nans(s.rows() * s.heads() * s.head_size), s.shift};
@@ -80,7 +94,8 @@ template <class T> struct Arrays {
                                       .head_size = s.head_size,
                                       .rotary = rotary,
                                       .eps = kEps,
-                                      .positions = has_positions ? positions.on(side) : nullptr};
+                                      .positions = has_positions ? positions.on(side) : nullptr,
+                                      .starts = s.starts};
     }
 
     // Element i of qkv: its column in the head, the number of its head, and its position.
@@ -90,7 +105,8 @@ template <class T> struct Arrays {
     };
     Place place_of(size_t i) const {
         const size_t head = i / s.head_size, heads = s.heads() + s.n_kv_head, row = head / heads;
-        const int position = has_positions ? positions.host[row] : int(row % s.seq_len);
+        const int start = s.starts.start(int(row / s.seq_len), s.batch);
+        const int position = has_positions ? positions.host[row] : start + int(row % s.seq_len);
         return {int(i % s.head_size), int(head % heads), position, row};
     }
     bool is_value(size_t i) const { return place_of(i).head >= s.heads(); }
@@ -156,7 +172,8 @@ template <class T> void test_backward(const Shape& s, const Parts& parts, bool a
                                        .n_kv_head = s.n_kv_head,
                                        .head_size = s.head_size,
                                        .rotary = done.rotary,
-                                       .accumulate = accumulate};
+                                       .accumulate = accumulate,
+                                       .starts = s.starts};
     };
 
     // Bounds. All values before the sums are a dozen roundings of `d`, the rotated gradient, and of `normed`.

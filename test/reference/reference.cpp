@@ -9,7 +9,8 @@ namespace ref {
 // ---------------------------------------------------------------------------------------------------------------------
 // Embedding.
 
-// out[b, t, c] = wte[tokens[b, t], c] + wpe[t, c], or without wpe wte[tokens[b, t], c]; -0 for what other parts add
+// out[b, t, c] = wte[tokens[b, t], c] + wpe[p, c] with p = start(b) + t, or without wpe wte[tokens[b, t], c]; -0 for
+// what other parts add
 void embedding_forward(const ops::EmbeddingForward& op) {
     by_storage(op.out, [&]<class T>(T) {
         T* out = op.out.as<T>();
@@ -21,7 +22,7 @@ void embedding_forward(const ops::EmbeddingForward& op) {
                     size_t position = size_t(b) * op.seq_len + t;
                     const int token = op.tokens[position] - op.part.first_token;
                     const int row = int(position) - op.part.first_row;
-                    const int at = op.positions ? op.positions[position] : t;
+                    const int at = op.positions ? op.positions[position] : op.starts.start(b, op.batch) + t;
                     double sum = -0.0;
                     if (0 <= token && token < op.part.tokens) sum += load(wte[size_t(token) * op.channels + c]);
                     if (wpe && 0 <= row && row < op.part.rows) sum += load(wpe[size_t(at) * op.channels + c]);
@@ -30,8 +31,8 @@ void embedding_forward(const ops::EmbeddingForward& op) {
     });
 }
 
-// dwte[v, c] (+)= the sum of dout[b, t, c] over all (b, t) with tokens[b, t] = v;  dwpe[t, c] (+)= sum over b of
-// dout[b, t, c]
+// dwte[v, c] (+)= the sum of dout[b, t, c] over all (b, t) with tokens[b, t] = v;  dwpe[p, c] (+)= the sum
+// over all (b, t) with start(b) + t = p
 void embedding_backward(const ops::EmbeddingBackward& op) {
     by_storage(op.dout, [&]<class T>(T) {
         const T* dout = op.dout.as<T>();
@@ -43,7 +44,7 @@ void embedding_backward(const ops::EmbeddingBackward& op) {
                     double gradient = load(dout[position * op.channels + c]);
                     const int token = op.tokens[position] - op.first_token;
                     if (0 <= token && token < op.vocab) dwte[size_t(token) * op.channels + c] += gradient;
-                    dwpe[size_t(t) * op.channels + c] += gradient;
+                    dwpe[size_t(op.starts.start(b, op.batch) + t) * op.channels + c] += gradient;
                 }
         for (size_t i = 0; i < dwte.size(); i++) put(op.dwte[i], dwte[i], op.accumulate_dwte);
         for (size_t i = 0; op.dwpe && i < dwpe.size(); i++) put(op.dwpe[i], dwpe[i], op.accumulate);
@@ -239,7 +240,7 @@ void dropout(const ops::Dropout& op) {
         const T* inp = op.inp.as<T>();
         for (size_t i = 0; i < op.elements; i++) {
             const size_t element = op.first + i;
-            const bool kept = op.mask.is_kept(op.mask.keys[element / op.count], element % op.count);
+            const bool kept = op.mask.is_kept(op.mask.keys[element / op.count], op.start + element % op.count);
             out[i] = store<T>(kept ? load(inp[i]) * 65536.0 / (65536.0 - op.mask.threshold) : 0);
         }
     });

@@ -14,6 +14,7 @@ template <class Op> struct Heads {
         return ((size_t(b) * op.seq_len + t) * (op.n_head + 2 * op.n_kv_head) + h) * op.head_size;
     }
     size_t alone(int b, int t, int h) const { return (size_t(b) * op.seq_len + t) * heads + h; }
+    int position(int b, int t) const { return op.starts.start(b, op.batch) + t; }
     ConstView weight(int h) const { return h < op.n_head ? op.q_weight : op.k_weight; }
 
     template <class Body> void for_each(Body body) const {
@@ -52,7 +53,7 @@ void qk_norm_rope_forward(const ops::QkNormRopeForward& op) {
             std::vector<double> y(size);
             for (int c = 0; c < size; c++) y[c] = load(head[c]) * rstd * (weight ? load(weight[c]) : 1);
             for (int i = 0; i < op.rotary / 2; i++) {
-                const Turn turn = turn_of(op, op.positions ? op.positions[b * op.seq_len + t] : t, i);
+                const Turn turn = turn_of(op, op.positions ? op.positions[b * op.seq_len + t] : at.position(b, t), i);
                 double &first = y[i], &second = y[i + op.rotary / 2];
                 const double turned = first * turn.cos - second * turn.sin;
                 second = second * turn.cos + first * turn.sin;
@@ -76,7 +77,7 @@ void qk_norm_rope_backward(const ops::QkNormRopeBackward& op) {
             std::vector<double> d(size), normed(size);
             for (int c = 0; c < size; c++) d[c] = load(dhead[c]);
             for (int i = 0; i < half; i++) {
-                const Turn turn = turn_of(op, t, i);
+                const Turn turn = turn_of(op, at.position(b, t), i);
                 const double first = d[i], second = d[i + half];
                 d[i] = first * turn.cos + second * turn.sin;
                 d[i + half] = second * turn.cos - first * turn.sin;
@@ -87,7 +88,7 @@ void qk_norm_rope_backward(const ops::QkNormRopeBackward& op) {
                 for (int c = 0; c < size; c++)
                     normed[c] = op.raw ? load(op.raw.as<T>()[at.alone(b, t, h) * size + c]) * rstd : load(result[c]);
                 for (int i = 0; i < half && !op.raw; i++) {
-                    const Turn turn = turn_of(op, t, i);
+                    const Turn turn = turn_of(op, at.position(b, t), i);
                     const double square = turn.cos * turn.cos + turn.sin * turn.sin;
                     normed[i] = (load(result[i]) * turn.cos + load(result[i + half]) * turn.sin) / square;
                     normed[i + half] = (load(result[i + half]) * turn.cos - load(result[i]) * turn.sin) / square;
