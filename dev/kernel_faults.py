@@ -256,7 +256,7 @@ FAULTS = [
      "cap(to_float(logits[max(column, 0)])).value"),
     # ---- embedding
     (EMBEDDING, "the rows of absent tokens keep their old content", "if (!op.accumulate_dwte)", "if (false)"),
-    (EMBEDDING, "given positions are forgotten", "op.positions ? size_t(op.positions[i]) : i", "i"),
+    (EMBEDDING, "given positions are forgotten", "op.positions ? op.positions[i] : op", "op"),
     (EMBEDDING, "no barrier before a tile's places are known",
      "    if (digit >= 0 && rank == 0) s_place[warp][digit] = __popc(same);\n    __syncthreads();",
      "    if (digit >= 0 && rank == 0) s_place[warp][digit] = __popc(same);"),
@@ -321,7 +321,8 @@ FAULTS = [
      "        const float first = x[2 * i], second = x[2 * i + 1];\n        x[2 * i] = first * cosine[i] - second * "
      "sine[i];\n        x[2 * i + 1] = second"),
     (ROPE_CPU, "the keys' weight multiplies queries", "scale(x, rstd, (h < op.n_head ?", "scale(x, rstd, (h < 0 ?"),
-    (ROPE_CPU, "given positions are forgotten", "op.positions ? size_t(op.positions[row]) : row", "row"),
+    (ROPE_CPU, "given positions are forgotten", "op.positions ? size_t(op.positions[row]) : position_of(op, row)",
+     "position_of(op, row)"),
     (ROPE_CPU, "the rotation reaches beyond its elements",
      "rotate(x, work.cosine, work.sine, half);", "rotate(x, work.cosine, work.sine, half > 0 ? size / 2 : 0);"),
     (ROPE_CPU, "the gradient lacks its projection", "(d[c] - normed[c] * average) * rstd", "d[c] * rstd"),
@@ -426,7 +427,7 @@ FAULTS = [
     (CPU + "fill.cpp", "scaled_add adds the factors to the wrong arrays",
      "std::fma(op.alpha, to_float(a[i]), op.beta * to_float(b[i]))",
      "std::fma(op.beta, to_float(a[i]), op.alpha * to_float(b[i]))"),
-    (CPU + "embedding.cpp", "given positions are forgotten", "op.positions ? size_t(op.positions[i]) : i", "i"),
+    (CPU + "embedding.cpp", "given positions are forgotten", "op.positions ? op.positions[i] : op", "op"),
     (CPU + "embedding.cpp", "the rows of absent tokens keep their old content",
      "std::fill(op.dwte + begin * op.channels, op.dwte + end * op.channels, 0.0f);",
      "for (size_t t = begin; t < end; t++) if (positions.begin(int(t)) < positions.end[t]) "
