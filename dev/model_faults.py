@@ -1,6 +1,7 @@
 """Faults in model/ and its options, for dev/plant_faults.py: the same form as kernel_faults.py."""
 LAYERS, GPT, SHAPE = "model/layers.cpp", "model/gpt.cpp", "model/shape.cpp"
 TABLE, HF, BLOCK = "model/activations.cpp", "model/huggingface.cpp", "model/block.cpp"
+ATTENTION = "model/attention.cpp"
 STAGE, STATE_HEADER = "model/stage.cpp", "model/state.h"
 HF_CONFIG, OPTIONS = "training/models/hf_config.cpp", "runtime/config/model_options.cpp"
 
@@ -18,23 +19,23 @@ FAULTS = [
      "    heads_backward(x, w.q_norm, w.k_norm, a.qkv, a.attn, d.dqkv);\n", ""),
     (LAYERS, "recomputation rotates queries and keys that were kept",
      "if (!x.shape->changes_heads() || x.has(qkv)) return;", "if (!x.shape->changes_heads()) return;"),
-    (LAYERS, "the backward pass of attention sees all keys",
-     "         .lse = attn.lse.view.as<float>(),\n         .batch = x.batch,\n         .seq_len = x.seq_len,\n"
-     "         .n_head = x.shape->n_head,\n         .n_kv_head = x.shape->kv_heads(),\n"
-     "         .head_size = x.shape->head_size(),\n         .scale = float(x.shape->attention_scale()),\n"
-     "         .window = x.shape->window(x.stream.layer),",
-     "         .lse = attn.lse.view.as<float>(),\n         .batch = x.batch,\n         .seq_len = x.seq_len,\n"
-     "         .n_head = x.shape->n_head,\n         .n_kv_head = x.shape->kv_heads(),\n"
-     "         .head_size = x.shape->head_size(),\n         .scale = float(x.shape->attention_scale()),\n"
-     "         .window = 0,"),
-    (LAYERS, "queries are kept instead of keys", "qkv.from(channels - kept).data", "qkv.data"),
+    (ATTENTION, "the backward pass of attention sees all keys",
+     "            .lse = attn.lse.view.as<float>(),\n            .batch = x.batch,\n            .seq_len = x.seq_len,\n"
+     "            .n_head = x.shape->n_head,\n            .n_kv_head = x.shape->kv_heads(),\n"
+     "            .head_size = x.shape->head_size(),\n            .scale = float(x.shape->attention_scale()),\n"
+     "            .window = x.shape->window(x.stream.layer),",
+     "            .lse = attn.lse.view.as<float>(),\n            .batch = x.batch,\n            .seq_len = x.seq_len,\n"
+     "            .n_head = x.shape->n_head,\n            .n_kv_head = x.shape->kv_heads(),\n"
+     "            .head_size = x.shape->head_size(),\n            .scale = float(x.shape->attention_scale()),\n"
+     "            .window = 0,"),
+    (ATTENTION, "queries are kept instead of keys", "qkv.from(channels - kept).data", "qkv.data"),
     (LAYERS, "all tokens are decoded at position 0",
      ".channels = wte.weight.cols,\n         .positions = x.decode ? x.decode->positions : nullptr",
      ".channels = wte.weight.cols,\n         .positions = nullptr"),
     (LAYERS, "all tokens are rotated as at position 0",
      ".eps = float(x.shape->norm_eps),\n         .positions = x.decode ? x.decode->positions : nullptr",
      ".eps = float(x.shape->norm_eps),\n         .positions = nullptr"),
-    (LAYERS, "the first sequence's cache is filled", "x.cache->sequence(x.stream.layer, x.prefilled)",
+    (ATTENTION, "the first sequence's cache is filled", "x.cache->sequence(x.stream.layer, x.prefilled)",
      "x.cache->sequence(x.stream.layer, 0)"),
     (LAYERS, "the z-loss is forgotten", ".z_loss = head.z_loss,", ".z_loss = 0,"),
     (LAYERS, "logits are not capped", ".softcap = float(x.shape->final_softcap),", ".softcap = 0,"),

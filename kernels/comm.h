@@ -161,6 +161,7 @@ struct GridComm {
     Comm world;           // all ranks
     Comm stage;           // the ranks with the same layers; `world` without pipeline parallelism
     Comm data;            // the ranks that hold the same part of the model; `stage` if all do
+    Comm context;         // those of `data` that have the other positions of the same sequences
     Comm tensor;          // the ranks that hold the other parts of the layers
     Comm pipeline;        // the ranks that hold the other layers
     StageComm neighbors;  // among `pipeline`
@@ -175,7 +176,7 @@ inline GridComm::GridComm(const Comm& all, const Grid& grid) : GridComm(all) {
     const Grid::Place place = grid.place_of(all.rank);
     if (grid.pipeline > 1) {
         data = stage = split(all, place.pipeline, all.rank);
-        const int lines = grid.data * grid.tensor, line = all.rank % lines, stages = grid.pipeline;
+        const int lines = grid.replicas() * grid.tensor, line = all.rank % lines, stages = grid.pipeline;
         pipeline = split(all, line, place.pipeline);
         // Edge e of the ring leads from stage e to the next one. Edges of one kind have no stage in common.
         const auto kind_of = [&](int edge) { return stages % 2 == 1 && edge + 1 == stages ? 2 : edge % 2; };
@@ -189,13 +190,15 @@ inline GridComm::GridComm(const Comm& all, const Grid& grid) : GridComm(all) {
         }
     }
     if (grid.tensor > 1) {
-        data = split(all, place.pipeline * grid.tensor + place.tensor, place.data);
-        tensor = split(all, place.pipeline * grid.data + place.data, place.tensor);
+        data = split(all, place.pipeline * grid.tensor + place.tensor, grid.replica_of(place));
+        tensor = split(all, place.pipeline * grid.replicas() + grid.replica_of(place), place.tensor);
     }
+    if (grid.context > 1)
+        context = split(all, (place.pipeline * grid.data + place.data) * grid.tensor + place.tensor, place.context);
 }
 inline std::vector<Comm> GridComm::distinct() const {
     std::vector<Comm> comms = {world};
-    for (const Comm& comm : {stage, data, tensor, pipeline, neighbors.from_previous, neighbors.to_next,
+    for (const Comm& comm : {stage, data, context, tensor, pipeline, neighbors.from_previous, neighbors.to_next,
                              neighbors.from_next, neighbors.to_previous}) {
         bool is_new = comm.size > 1;
         for (const Comm& other : comms) is_new &= comm.handle != other.handle;

@@ -167,7 +167,7 @@ std::vector<Activation*> places_of(const ActivationRow& row, const std::vector<L
 }  // namespace
 
 std::vector<GptActivations> place_activations(const GptOptions& options, Arena& arena) {
-    const size_t tokens = size_t(options.batch) * size_t(options.seq_len);
+    const size_t tokens = options.part().rows();
     const auto parts = size_t(options.tensor_parallel.size);
     const ActivationSizes sizes{.tokens = tokens,
                                 .rows = tokens / parts,

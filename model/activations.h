@@ -7,8 +7,9 @@
 #include "model/options.h"
 #include "model/schedule.h"
 
-// With tensor parallelism, a rank has B T / ranks rows of an activation with C channels and of the norms' statistics,
-// in the order of (B, T), and its part of other channels for all rows.
+// (B, T) is this rank's part of the batch: with context parallelism, two chunks of each sequence
+// (ContextParallel::part). With tensor parallelism, a rank has B T / ranks rows of an activation with C channels and of
+// the norms' statistics, in the order of (B, T), and its part of other channels for all rows.
 
 // The output of a layer, in memory.
 struct Activation {

@@ -41,7 +41,7 @@ Validation evaluate(Gpt& gpt, uint64_t batches, const std::function<Batch()>& ne
         const Batch batch = next();
         losses[size_t(i) * ranks + rank] = batch_loss(gpt, batch.inputs, batch.targets);
         for (size_t row = 0; row < rows; row++) {
-            if (batch.targets[row] < 0) continue;
+            if (batch.targets[row] < 0 || gpt.options().context.rank > 0) continue;
             targets++;
             if (token_bytes) bytes += token_bytes(batch.targets[row]);
         }
@@ -60,7 +60,8 @@ Validation evaluate(Gpt& gpt, uint64_t batches, const std::function<Batch()>& ne
 std::vector<double> log_likelihoods(Gpt& gpt, const std::vector<Continuation>& texts,
                                     const std::function<void()>& between) {
     const size_t T = size_t(gpt.options().seq_len), rows = size_t(gpt.options().batch) * T;
-    const size_t ranks = size_t(gpt.options().ranks);
+    const ContextParallel& context = gpt.options().context;
+    const size_t ranks = size_t(gpt.options().sample_ranks()), parts_of_text = size_t(context.size);
     std::vector<size_t> order(texts.size());
     std::iota(order.begin(), order.end(), size_t(0));
     std::ranges::stable_sort(order, std::greater<>(), [&](size_t i) { return texts[i].tokens(); });
@@ -73,7 +74,8 @@ std::vector<double> log_likelihoods(Gpt& gpt, const std::vector<Continuation>& t
     std::vector<Part> parts;
     for (size_t begin = 0; begin < texts.size(); begin = parts.back().end) {
         size_t seq_len = T;
-        while (seq_len % 2 == 0 && seq_len / 2 >= texts[order[begin]].tokens() - 1) seq_len /= 2;
+        while (seq_len % 2 == 0 && seq_len / 2 >= texts[order[begin]].tokens() - 1 && context.divides(int(seq_len / 2)))
+            seq_len /= 2;
         parts.push_back({begin, std::min(texts.size(), begin + rows / seq_len), seq_len});
     }
     std::vector<double> scores(texts.size()), sums;
@@ -83,19 +85,21 @@ std::vector<double> log_likelihoods(Gpt& gpt, const std::vector<Continuation>& t
         between();
         // If parameters are sharded, all ranks pass through the model together, in the last round possibly without a
         // text.
-        const size_t number = round + size_t(gpt.options().rank), last = std::min(parts.size(), round + ranks) - 1;
+        const size_t number = round + size_t(gpt.options().sample_rank()),
+                     last = std::min(parts.size(), round + ranks) - 1;
         const Part own = number < parts.size() ? parts[number] : Part{0, 0, T};
         std::ranges::fill(tokens, 0), std::ranges::fill(targets, -1);
         for (size_t i = own.begin, at = 0; i < own.end; i++, at += own.seq_len)
             fill_row(texts[order[i]], T, &tokens[at], &targets[at]);
         batch_loss(gpt, tokens.data(), targets.data(), losses.data(), int(own.seq_len));
         const size_t first = parts[round].begin;
-        sums.assign(parts[last].end - first, 0.0);
+        sums.assign((parts[last].end - first) * parts_of_text, 0.0);
         for (size_t i = own.begin, at = 0; i < own.end; i++)
-            for (size_t k = 0; k < own.seq_len; k++) sums[i - first] -= double(losses[at++]);
+            for (size_t k = 0; k < own.seq_len; k++)
+                sums[(i - first) * parts_of_text + size_t(context.rank)] -= double(losses[at++]);
         gpt.take_from_last_stage(sums);
         gpt.sum_over_ranks(sums);
-        for (size_t i = 0; i < sums.size(); i++) scores[order[first + i]] = sums[i];
+        for (size_t i = 0; i < sums.size(); i++) scores[order[first + i / parts_of_text]] += sums[i];
     }
     return scores;
 }

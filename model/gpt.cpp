@@ -45,6 +45,9 @@ void check_options(const GptOptions& o) {
             "model: master weights in %s, precision %s", name_of(o.optimizer.master_type()), name_of(o.precision));
     require(o.seq_len > 0 && o.seq_len <= s.n_positions, "model: seq_len %d must be in [1, n_positions = %d]",
             o.seq_len, s.n_positions);
+    require(o.context.divides(o.seq_len) && o.ranks % o.context.size == 0 && o.rank % o.context.size == o.context.rank,
+            "model: seq_len %d, rank %d of %d, context %d of %d", o.seq_len, o.rank, o.ranks, o.context.rank,
+            o.context.size);
     const std::string parts_problem = tensor_parallel_problem(o);
     require(parts_problem.empty(), "%s", parts_problem.c_str());
 }
@@ -69,6 +72,7 @@ Gpt::Gpt(const GptOptions& options, const GridComm& comm) {
     Arena dry;
     place_state(options, dry);
     for (const auto& [rank, ranks, group] : {std::tuple(options.rank, options.ranks, comm.data),
+                                             {options.context.rank, options.context.size, comm.context},
                                              {options.tensor_parallel.rank, options.tensor_parallel.size, comm.tensor},
                                              {options.pipeline.rank, options.pipeline.size, comm.pipeline}})
         require(rank == group.rank && ranks == group.size,
@@ -156,9 +160,10 @@ void Gpt::begin_step(const StepSettings& settings) {
     s.micro_steps = settings.micro_steps > 0 ? settings.micro_steps : most;
     require(s.micro_steps <= most, "begin_step: %d micro-steps, at most %d", s.micro_steps, most);
     s.seq_len = settings.seq_len > 0 ? settings.seq_len : s.options.seq_len;
-    require(s.options.seq_len % s.seq_len == 0 && s.options.seq_len / s.seq_len <= s.options.max_parts,
-            "begin_step: sequences of %d tokens must be %d tokens split into at most %d parts", s.seq_len,
-            s.options.seq_len, s.options.max_parts);
+    require(s.options.seq_len % s.seq_len == 0 && s.options.seq_len / s.seq_len <= s.options.max_parts &&
+                s.options.context.divides(s.seq_len),
+            "begin_step: sequences of %d tokens must be %d tokens split into at most %d parts, for %d ranks", s.seq_len,
+            s.options.seq_len, s.options.max_parts, s.options.context.size);
     s.average_weight = settings.average_weight;
     s.update_number = settings.update;
     plan_passes(s);
@@ -180,12 +185,14 @@ void Gpt::begin_step(const StepSettings& settings) {
 // device memory, so the same launches serve every step.
 static ops::DropoutMask dropout_of(GptState& s, int micro_step, uint64_t* device_keys) {
     if (!s.drops) return {};
-    const size_t number = size_t(s.options.rank) * size_t(s.micro_steps) + size_t(micro_step);
+    const size_t number = size_t(s.options.sample_rank()) * size_t(s.micro_steps) + size_t(micro_step);
     std::vector<uint64_t>& keys = s.host_dropout_keys;
     const size_t batch = size_t(s.options.batch), parts = size_t(s.options.seq_len / s.seq_len);
-    for (size_t row = 0; row < batch * parts; row++)
-        keys[row] = ops::dropout_key(s.options.seed,
-                                     s.first_sample + number * batch + row / parts + (uint64_t(row % parts) << 48));
+    for (size_t i = 0; i < keys.size(); i++) {
+        const size_t row = i % (batch * parts);  // a rank may have two chunks of a sequence
+        keys[i] = ops::dropout_key(s.options.seed,
+                                   s.first_sample + number * batch + row / parts + (uint64_t(row % parts) << 48));
+    }
     copy_to_device(device_keys, keys.data(), keys.size() * sizeof(uint64_t), s.stream);
     return {.keys = device_keys, .threshold = ops::dropout_threshold(s.options.dropout)};
 }
@@ -204,7 +211,7 @@ void Gpt::load(const int* tokens, const int* targets) {
     const int micro_step = s.micro_steps_loaded++;
     MicroStepInput& input = s.inputs[size_t(micro_step) % s.inputs.size()];
     load_input(s, input, step_sizes(s), tokens);
-    if (targets) copy_to_device(input.targets, targets, step_sizes(s).rows() * sizeof(int), s.stream);
+    if (targets) load_targets(s, input, step_sizes(s), targets);
     input.dropout = dropout_of(s, micro_step, input.dropout_keys);
 }
 
@@ -241,7 +248,7 @@ void Gpt::forward(const int* tokens) {
 void Gpt::backward(const int* targets, float grad_scale) {
     GptState& s = *state_;
     s.grad_scale = grad_scale;
-    copy_to_device(s.inputs[0].targets, targets, step_sizes(s).rows() * sizeof(int), s.stream);
+    load_targets(s, s.inputs[0], step_sizes(s), targets);
     compute_pass(s, {Pass::backward, 0, s.micro_steps_done[0]}, nullptr);
 }
 
@@ -300,7 +307,7 @@ static std::vector<NamedTensor> name_all_state(const GptState& s, bool once) {
     std::map<std::string, NamedTensor> own;
     for (NamedTensor& tensor : named) own.emplace(tensor.name, std::move(tensor));
     GptOptions alone = s.options;
-    alone.pipeline = {}, alone.tensor_parallel = {};
+    alone.pipeline = {}, alone.tensor_parallel = {}, alone.context = {};
     alone.rank = 0, alone.ranks = 1;
     Arena dry;
     named = name_all_state(place_state(alone, dry), once);

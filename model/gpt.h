@@ -40,7 +40,7 @@ struct StepSettings {
     // Weight of each target's loss. 1 / (number of the step's targets over all ranks) makes the loss a mean.
     float grad_scale = 1;
     // Number of the step's first sample, counted over all ranks from the beginning of the run. It determines dropout's
-    // masks: row b of micro-step m on rank r is sample first_sample + (r micro_steps + m) batch + b, and part p
+    // masks: row b of micro-step m on sample rank r is sample first_sample + (r micro_steps + m) batch + b, and part p
     // of its split sequence counts as sample p 2^48 + that.
     uint64_t first_sample = 0;
 };
@@ -89,8 +89,8 @@ public:
     // The passes of this rank between begin_step() and end_step(), in their order; see model/schedule.h.
     const std::vector<Pass>& passes() const;
 
-    // Gives the next micro-step its tokens and targets: (B, T) in host memory, -1 for no target. The caller may reuse
-    // them at once.
+    // Gives the next micro-step its tokens and targets: (B, T) in host memory, -1 for no target. Context-parallel ranks
+    // all get whole sequences. The caller may reuse them at once.
     void load(const int* tokens, const int* targets);
 
     // Computes the next of passes(). A pass may wait for other stages.

@@ -15,16 +15,26 @@
 
 namespace {
 
-void forward_tokens(GptState& s, const LayerContext& x, const int* tokens) {
+void forward_tokens(GptState& s, const LayerContext& x, const BatchSizes& whole, const int* tokens) {
     const HostSpan span(s.stream.trace, "forward");
-    load_input(s, s.inputs[0], {x.batch, x.seq_len}, tokens);
+    load_input(s, s.inputs[0], whole, tokens);
     forward_model(s, x);
+}
+
+// Returns the row of this rank's part that has row `row` of the whole batch, or -1 if another rank has it.
+int own_row(const GptState& s, int row) {
+    const LayerContext x = layer_context(s, training_sizes(s));
+    const int T = s.options.seq_len, sequence = row / T, position = row % T;
+    for (int b = sequence; b < x.batch; b += s.options.batch)
+        if (const int t = position - x.starts.start(b, x.batch); 0 <= t && t < x.seq_len) return b * x.seq_len + t;
+    return -1;
 }
 
 // Computes this rank's part of the float logits that follow `count` rows of a forward pass: (count, V). At most
 // options.head_rows rows.
 void own_logits_of_rows(GptState& s, int first, int count, float* logits) {
-    const LayerContext x = layer_context(s, {count, 1});
+    LayerContext x = layer_context(s, training_sizes(s));
+    x.rows = count;
     const ConstView all = gather_rows(layer_context(s, training_sizes(s)), s.acts[0].norm_f.out);
     const ConstView inp = all.from(size_t(first) * size_t(s.options.shape.n_embd));
     wait_params(s, s.layout.bucket_of_head());
@@ -45,15 +55,15 @@ void own_logits_of_rows(GptState& s, int first, int count, float* logits) {
         }
 }
 
-// The same of all ranks.
+// The same of all ranks; `first` is negative if another rank has the rows.
 void logits_of_rows(GptState& s, int first, int count, float* logits) {
     const size_t n = size_t(count) * size_t(s.options.shape.vocab_size);
-    const bool is_divided = s.group.comm.size > 1 || s.comms.pipeline.size > 1;
+    const bool is_divided = s.group.comm.size > 1 || s.comms.pipeline.size > 1 || s.comms.context.size > 1;
     if (is_divided) std::fill_n(logits, n, 0.0f);
-    if (s.layout.has_output()) own_logits_of_rows(s, first, count, logits);
+    if (s.layout.has_output() && first >= 0) own_logits_of_rows(s, first, count, logits);
     if (!is_divided) return;
     std::vector<double> whole(logits, logits + n);
-    for (const Comm& comm : {s.group.comm, s.comms.pipeline}) sum_over(s, comm, whole);
+    for (const Comm& comm : {s.group.comm, s.comms.pipeline, s.comms.context}) sum_over(s, comm, whole);
     std::ranges::transform(whole, logits, [](double logit) { return float(logit); });
 }
 
@@ -61,40 +71,44 @@ void logits_of_rows(GptState& s, int first, int count, float* logits) {
 
 double batch_loss(Gpt& gpt, const int* tokens, const int* targets, float* losses, int seq_len) {
     GptState& s = gpt.state();
-    PassSizes sizes = training_sizes(s);
+    BatchSizes sizes = training_sizes(s);
     if (seq_len > 0) {
-        require(sizes.seq_len % seq_len == 0, "batch_loss: sequence length %d must divide seq_len %d", seq_len,
-                sizes.seq_len);
+        require(sizes.seq_len % seq_len == 0 && s.options.context.divides(seq_len),
+                "batch_loss: sequence length %d must divide seq_len %d", seq_len, sizes.seq_len);
         sizes = {sizes.batch * (sizes.seq_len / seq_len), seq_len};
     }
     const LayerContext x = layer_context(s, sizes);
-    forward_tokens(s, x, tokens);
+    forward_tokens(s, x, sizes, tokens);
     if (losses) std::fill_n(losses, sizes.rows(), 0.0f);
     if (!s.layout.has_output()) return 0;
-    copy_to_device(s.inputs[0].targets, targets, sizes.rows() * sizeof(int), s.stream);
+    load_targets(s, s.inputs[0], sizes, targets);
     loss_forward_backward(s, stage_pass(s, x, s.options.pipeline.chunks - 1, 0), 0, nullptr);
     double loss_sum = 0;
     copy_to_host(&loss_sum, s.sums + step_sums(s).loss(s.options.rank, 0), sizeof(loss_sum), s.stream);
-    if (losses) copy_to_host(losses, s.acts[0].loss.view.data, sizes.rows() * sizeof(float), s.stream);
+    for (int b = 0; losses && b < x.batch; b++) {
+        const size_t row = size_t(b % sizes.batch) * size_t(sizes.seq_len) + size_t(x.starts.start(b, x.batch));
+        copy_to_host(losses + row, s.acts[0].loss.view.as<float>() + size_t(b) * size_t(x.seq_len),
+                     size_t(x.seq_len) * sizeof(float), s.stream);
+    }
     synchronize(s.stream);
     return loss_sum;
 }
 
 void next_token_logits(Gpt& gpt, const int* tokens, int count, float* logits) {
     GptState& s = gpt.state();
-    const PassSizes sizes = training_sizes(s);
+    const BatchSizes sizes = training_sizes(s);
     require(count >= 1 && count <= sizes.seq_len, "next_token_logits: %d tokens, must be in [1, %d]", count,
             sizes.seq_len);
     std::vector<int> padded(sizes.rows());  // attention is causal: later tokens have no effect
     std::copy_n(tokens, count, padded.begin());
-    forward_tokens(s, layer_context(s, sizes), padded.data());
-    logits_of_rows(s, count - 1, 1, logits);
+    forward_tokens(s, layer_context(s, sizes), sizes, padded.data());
+    logits_of_rows(s, own_row(s, count - 1), 1, logits);
 }
 
 void logits_of_row(Gpt& gpt, int row, float* logits) {
     const int rows = int(training_sizes(gpt.state()).rows());
     require(row >= 0 && row < rows, "logits_of_row: row %d of %d", row, rows);
-    logits_of_rows(gpt.state(), row, 1, logits);
+    logits_of_rows(gpt.state(), own_row(gpt.state(), row), 1, logits);
 }
 
 int sequence_length(Gpt& gpt, int sequence) { return gpt.state().cached[size_t(sequence)].position; }
@@ -105,9 +119,10 @@ void prefill(Gpt& gpt, int sequence, const int* tokens, int count, float* logits
             s.options.cached_sequences);
     require(count >= 1 && count <= s.options.seq_len, "prefill: %d tokens, must be in [1, %d]", count,
             s.options.seq_len);
-    LayerContext x = layer_context(s, {1, count});
+    const BatchSizes sizes{1, count};
+    LayerContext x = layer_context(s, sizes);
     x.prefilled = sequence;
-    forward_tokens(s, x, tokens);
+    forward_tokens(s, x, sizes, tokens);
     logits_of_rows(s, count - 1, 1, logits);
     s.cached[size_t(sequence)] = {sequence, count, s.inputs[0].first_key ? s.host_first_key[size_t(count) - 1] : 0};
 }

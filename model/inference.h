@@ -6,10 +6,10 @@
 
 #include "model/gpt.h"
 
-// Returns the sum of the losses of one batch in nats, on the last stage; the others return 0 and do not wait. tokens,
-// targets: (B, T), -1 for no target. Waits for the device.
-// `losses`, if not null, receives the loss of each target and 0 elsewhere: (B, T). With `seq_len`, which divides T,
-// sequences are shorter and there are more of them: all three arrays are (B T / seq_len, seq_len).
+// Returns the sum of the losses of this rank's part of a batch in nats, on the last stage; the others return 0 and do
+// not wait. tokens, targets: (B, T), the whole batch, -1 for no target. Waits for the device. `losses`, if not null,
+// receives the loss of each target of this rank and 0 elsewhere: (B, T). With `seq_len`, which divides T, sequences are
+// shorter and there are more of them: all three arrays are (B T / seq_len, seq_len).
 double batch_loss(Gpt& gpt, const int* tokens, const int* targets, float* losses = nullptr, int seq_len = 0);
 
 // Computes the float logits that follow token `row` (0 to B T - 1) of the last forward pass: (V) in `logits`.

@@ -32,6 +32,7 @@ void embedding_forward(const LayerContext& x, const LayerWeights& wte, const Lay
          .seq_len = x.seq_len,
          .channels = wte.weight.cols,
          .positions = x.decode ? x.decode->positions : nullptr,
+         .starts = x.starts,
          .part = {.first_token = x.group->comm.rank * wte.weight.rows,
                   .tokens = wte.weight.rows,
                   .first_row = x.first_row(),
@@ -54,7 +55,8 @@ void embedding_backward(const LayerContext& x, const LayerWeights& wte, const La
          .n_positions = wpe.weight.rows,
          .accumulate = x.accumulate,
          .accumulate_dwte = has_head_part || x.accumulate,
-         .first_token = x.group->comm.rank * wte.weight.rows});
+         .first_token = x.group->comm.rank * wte.weight.rows,
+         .starts = x.starts});
 }
 
 void residual_norm_forward(const LayerContext& x, const LayerWeights& w, ResidualSum in, const Activation& residual,
@@ -172,24 +174,32 @@ void row_parallel_backward_weight(const LayerContext& x, const LayerWeights& w, 
     linear_backward_weight(x, w, inp, gather_rows(x, dout));
 }
 
-static ops::Dropout dropout_op(const LayerContext& x, DropoutSite site, View out, ConstView inp) {
+// Drops this rank's rows. Those of the first chunks of sequences and those of the second ones have different starts.
+static void drop(const LayerContext& x, DropoutSite site, View out, ConstView inp) {
     const auto channels = size_t(x.shape->n_embd);
-    return {.out = out,
-            .inp = inp,
-            .mask = x.dropout_at(site),
-            .count = size_t(x.seq_len) * channels,
-            .first = size_t(x.first_row()) * channels,
-            .elements = size_t(x.own_rows()) * channels};
+    const bool has_chunks = x.starts.first != x.starts.second;
+    const int first = x.first_row(), end = first + x.own_rows();
+    const int second_chunks = has_chunks ? std::clamp(x.rows / 2, first, end) : end;
+    for (const auto& [from, to, start] :
+         {std::tuple(first, second_chunks, x.starts.first), {second_chunks, end, x.starts.second}})
+        if (from < to)
+            run(x.stream, ops::dropout,
+                {.out = out.from(size_t(from - first) * channels),
+                 .inp = inp.from(size_t(from - first) * channels),
+                 .mask = x.dropout_at(site),
+                 .count = size_t(x.seq_len) * channels,
+                 .first = size_t(from) * channels,
+                 .elements = size_t(to - from) * channels,
+                 .start = size_t(start) * channels});
 }
 
 void dropout_forward(const LayerContext& x, DropoutSite site, const Activation& out) {
-    if (!x.dropout || x.has(out)) return;
-    run(x.stream, ops::dropout, dropout_op(x, site, out.view, out));
+    if (x.dropout && !x.has(out)) drop(x, site, out.view, out);
 }
 
 ConstView dropout_backward(const LayerContext& x, DropoutSite site, ConstView dout, View buffer) {
     if (x.dropout)
-        run(x.stream, ops::dropout, dropout_op(x, site, buffer, dout));
+        drop(x, site, buffer, dout);
     else if (x.defers_weights)
         copy_on_device(buffer.data, dout.data, size_t(x.own_rows()) * size_t(x.shape->n_embd) * size_of(dout.dtype),
                        x.stream);
@@ -215,7 +225,8 @@ void heads_forward(const LayerContext& x, const LayerWeights& q_norm, const Laye
          .head_size = x.shape->head_size(),
          .rotary = x.shape->rotary(),
          .eps = float(x.shape->norm_eps),
-         .positions = x.decode ? x.decode->positions : nullptr});
+         .positions = x.decode ? x.decode->positions : nullptr,
+         .starts = x.starts});
 }
 
 void heads_backward(const LayerContext& x, const LayerWeights& q_norm, const LayerWeights& k_norm, ConstView qkv,
@@ -238,75 +249,8 @@ void heads_backward(const LayerContext& x, const LayerWeights& q_norm, const Lay
          .n_kv_head = x.shape->kv_heads(),
          .head_size = x.shape->head_size(),
          .rotary = x.shape->rotary(),
-         .accumulate = x.accumulate});
-}
-
-static ops::DropoutMask attention_mask(const LayerContext& x) {
-    ops::DropoutMask mask = x.dropout_at(DropoutSite::attention);
-    mask.place += uint32_t(x.group->comm.rank * x.shape->n_head);
-    return mask;
-}
-
-// Copies the keys and values of all rows, which are the first positions of one sequence.
-static void keep_keys_and_values(const LayerContext& x, ConstView qkv) {
-    const size_t element = size_of(qkv.dtype), channels = size_t(x.shape->qkv_channels());
-    const size_t kept = size_t(x.shape->kv_channels());
-    gather_on_device(x.cache->sequence(x.stream.layer, x.prefilled).data, qkv.from(channels - kept).data,
-                     channels * element, kept * element, size_t(x.rows), x.stream);
-}
-
-void attention_forward(const LayerContext& x, ConstView qkv, const AttentionActivations& attn) {
-    if (x.decode)
-        return run(x.stream, ops::attention_decode,
-                   {.out = attn.out.view,
-                    .cache = x.cache->layer(x.stream.layer),
-                    .qkv = qkv,
-                    .places = x.decode->places,
-                    .rows = x.rows,
-                    .capacity = x.cache->capacity,
-                    .n_head = x.shape->n_head,
-                    .n_kv_head = x.shape->kv_heads(),
-                    .head_size = x.shape->head_size(),
-                    .scale = float(x.shape->attention_scale()),
-                    .window = x.shape->window(x.stream.layer),
-                    .softcap = float(x.shape->attention_softcap)});
-    if (x.has(attn.out)) return;
-    run(x.stream, ops::attention_forward,
-        {.out = attn.out.view,
-         .lse = attn.lse.view.as<float>(),
-         .qkv = qkv,
-         .batch = x.batch,
-         .seq_len = x.seq_len,
-         .n_head = x.shape->n_head,
-         .n_kv_head = x.shape->kv_heads(),
-         .head_size = x.shape->head_size(),
-         .scale = float(x.shape->attention_scale()),
-         .window = x.shape->window(x.stream.layer),
-         .softcap = float(x.shape->attention_softcap),
-         .first_key = x.first_key,
-         .dropout = attention_mask(x)});
-    if (x.prefilled >= 0) keep_keys_and_values(x, qkv);
-}
-
-void attention_backward(const LayerContext& x, ConstView qkv, const AttentionActivations& attn, ConstView dout,
-                        View dqkv) {
-    run(x.stream, ops::attention_backward,
-        {.dqkv = dqkv,
-         .scratch = x.scratch,
-         .dout = dout,
-         .qkv = qkv,
-         .out = attn.out,
-         .lse = attn.lse.view.as<float>(),
-         .batch = x.batch,
-         .seq_len = x.seq_len,
-         .n_head = x.shape->n_head,
-         .n_kv_head = x.shape->kv_heads(),
-         .head_size = x.shape->head_size(),
-         .scale = float(x.shape->attention_scale()),
-         .window = x.shape->window(x.stream.layer),
-         .softcap = float(x.shape->attention_softcap),
-         .first_key = x.first_key,
-         .dropout = attention_mask(x)});
+         .accumulate = x.accumulate,
+         .starts = x.starts});
 }
 
 // The activation at the end of an MLP's first GEMM; with a gate it is a separate op.

@@ -45,9 +45,10 @@ struct TensorParallelGroup {
 
 // The arguments of every layer other than its parameters and activations.
 struct LayerContext {
-    const GptShape* shape;  // this rank's part
-    int batch, seq_len;     // B, T
-    int rows;               // B T, or fewer for the head
+    const GptShape* shape;         // this rank's part
+    int batch, seq_len;            // B, T, of this rank's part of the batch
+    ops::ChunkStarts starts = {};  // of its sequences
+    int rows;                      // B T, or fewer for the head
     const TensorParallelGroup* group;
     OpStream stream;
     void* scratch;                      // as large as the largest op needs; null without a backward pass

@@ -13,7 +13,7 @@
 // The rows' mean and rstd are already on the device: the mean square of a row is mean^2 + 1 / rstd^2 - eps, for RMSNorm
 // without the mean.
 void measure_residual(GptState& s, const NormActivations& norm, size_t place) {
-    const size_t rows = training_sizes(s).rows() / size_t(s.group.comm.size);
+    const size_t rows = s.options.part().rows() / size_t(s.group.comm.size);
     std::vector<float>& host = s.host_statistics;
     host.assign(2 * rows, 0.0f);
     if (norm.mean.view) copy_to_host(host.data(), norm.mean.view.data, rows * sizeof(float), s.stream);

@@ -2,6 +2,7 @@
 // rank's place in the run.
 #pragma once
 
+#include "kernels/base/chunks.h"
 #include "kernels/numeric.h"
 #include "model/optimizers.h"  // IWYU pragma: export
 #include "model/shape.h"       // IWYU pragma: export
@@ -11,6 +12,31 @@
 // parallelism; Korthikanti et al., arXiv 2205.05198).
 struct TensorParallel {
     int rank = 0, size = 1;
+};
+
+// The sequences of a pass.
+struct BatchSizes {
+    int batch, seq_len;
+    size_t rows() const { return size_t(batch) * size_t(seq_len); }
+};
+
+// A rank's place among those that divide every sequence: context parallelism, for which attention is a ring (Liu et
+// al., arXiv 2310.01889). Of the 2 size chunks of a sequence, rank r has the chunks r and 2 size - 1 - r, so that
+// causal attention is the same work on every rank.
+struct ContextParallel {
+    int rank = 0, size = 1;
+
+    // Whether sequences of this length can be divided. A chunk is a multiple of 16 tokens, as the squares of a dropout
+    // mask.
+    bool divides(int seq_len) const { return size == 1 || seq_len % (32 * size) == 0; }
+    // This rank's part of a batch: the first chunks of its sequences, then the second ones, as sequences.
+    BatchSizes part(const BatchSizes& whole) const {
+        return size == 1 ? whole : BatchSizes{2 * whole.batch, whole.seq_len / (2 * size)};
+    }
+    // The positions of the part's sequences, which have seq_len tokens.
+    ops::ChunkStarts starts(int seq_len) const {
+        return size == 1 ? ops::ChunkStarts() : ops::ChunkStarts{rank * seq_len, (2 * size - 1 - rank) * seq_len};
+    }
 };
 
 // Layers [first, first + count) of a model.
@@ -48,12 +74,13 @@ struct GptOptions {
     float z_loss = 0;            // factor of the squared log-sum-exp in the objective
     bool document_mask = false;  // tokens do not see earlier documents; document_token starts one
     int document_token = -1;
-    int head_rows = 0;         // rows of logits held at a time, at least 1
-    int cached_sequences = 0;  // sequences in the KV cache, for prefill() and decode(): at most B T, 0 in training
-    bool training = true;      // false: forward only, without gradients, optimizer state and backward's buffers
-    int micro_steps = 1;       // per step, on each rank; the most if StepSettings sets fewer
-    int votes = 0;             // numbers that Gpt::end_step() sums over ranks for its caller
-    int rank = 0, ranks = 1;   // among the ranks with the same part of the model, which divide the batch
+    int head_rows = 0;             // rows of logits held at a time, at least 1
+    int cached_sequences = 0;      // sequences in the KV cache, for prefill() and decode(): at most B T, 0 in training
+    bool training = true;          // false: forward only, without gradients, optimizer state and backward's buffers
+    int micro_steps = 1;           // per step, on each rank; the most if StepSettings sets fewer
+    int votes = 0;                 // numbers that Gpt::end_step() sums over ranks for its caller
+    int rank = 0, ranks = 1;       // among the ranks with the same part of the model, which divide the batch
+    ContextParallel context = {};  // among those of them that divide the same samples
     TensorParallel tensor_parallel = {};  // among the ranks that divide the layers of the same samples
     PipelineParallel pipeline = {};       // among the ranks that have the layers of the same samples
     // ZeRO stage (Rajbhandari et al., arXiv 1910.02054): state sharded over ranks. 1: masters and optimizer state; 2:
@@ -62,6 +89,11 @@ struct GptOptions {
     bool deterministic_reduce = false;  // sum gradients in the same order for any number of ranks and micro-steps
     size_t bucket_bytes = 0;            // maximum size of successive blocks' gradients that are reduced together
 
+    // The rows of a rank's pass.
+    BatchSizes part() const { return context.part({batch, seq_len}); }
+    // The ranks that have different samples, and this rank's number among them.
+    int sample_ranks() const { return ranks / context.size; }
+    int sample_rank() const { return rank / context.size; }
     // This rank's number among the ranks of its stage, which have the same layers.
     int stage_rank() const { return rank * tensor_parallel.size + tensor_parallel.rank; }
     // Whether the master weights are the compute weights: they have the same type.

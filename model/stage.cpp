@@ -9,11 +9,13 @@
 #include "model/measurements.h"
 #include "model/sharding.h"
 
-LayerContext layer_context(const GptState& s, PassSizes sizes) {
+LayerContext layer_context(const GptState& s, const BatchSizes& whole) {
+    const BatchSizes part = s.options.context.part(whole);
     return {.shape = &s.layout.shape,
-            .batch = sizes.batch,
-            .seq_len = sizes.seq_len,
-            .rows = int(sizes.rows()),
+            .batch = part.batch,
+            .seq_len = part.seq_len,
+            .starts = s.options.context.starts(part.seq_len),
+            .rows = int(part.rows()),
             .group = &s.group,
             .stream = s.stream,
             .scratch = s.scratch,
@@ -38,16 +40,33 @@ StagePass stage_pass(const GptState& s, const LayerContext& x, int chunk, int mi
     return pass;
 }
 
+// Copies this rank's part of a batch, one number per token, to the device.
+static void load_part(GptState& s, int* to, const BatchSizes& whole, const int* from) {
+    const BatchSizes part = s.options.context.part(whole);
+    if (s.options.context.size > 1) {
+        const ops::ChunkStarts starts = s.options.context.starts(part.seq_len);
+        for (int b = 0; b < part.batch; b++)
+            std::copy_n(from + size_t(b % whole.batch) * size_t(whole.seq_len) + starts.start(b, part.batch),
+                        part.seq_len, &s.host_part[size_t(b) * size_t(part.seq_len)]);
+        from = s.host_part.data();
+    }
+    copy_to_device(to, from, part.rows() * sizeof(int), s.stream);
+}
+
 // A document starts at the last document_token so far in the token's sequence.
-void load_input(GptState& s, MicroStepInput& input, PassSizes sizes, const int* tokens) {
-    copy_to_device(input.tokens, tokens, sizes.rows() * sizeof(int), s.stream);
+void load_input(GptState& s, MicroStepInput& input, const BatchSizes& whole, const int* tokens) {
+    load_part(s, input.tokens, whole, tokens);
     if (!input.first_key) return;
-    for (int row = 0, first = 0; row < int(sizes.rows()); row++) {
-        const int position = row % sizes.seq_len;
+    for (int row = 0, first = 0; row < int(whole.rows()); row++) {
+        const int position = row % whole.seq_len;
         if (position == 0 || tokens[row] == s.options.document_token) first = position;
         s.host_first_key[size_t(row)] = first;
     }
-    copy_to_device(input.first_key, s.host_first_key.data(), sizes.rows() * sizeof(int), s.stream);
+    load_part(s, input.first_key, whole, s.host_first_key.data());
+}
+
+void load_targets(GptState& s, MicroStepInput& input, const BatchSizes& whole, const int* targets) {
+    load_part(s, input.targets, whole, targets);
 }
 
 namespace {

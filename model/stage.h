@@ -4,19 +4,14 @@
 #include "model/layers.h"
 #include "model/state.h"
 
-// The sizes of a pass, at most options.batch * options.seq_len rows.
-struct PassSizes {
-    int batch, seq_len;
-    size_t rows() const { return size_t(batch) * size_t(seq_len); }
-};
-inline PassSizes training_sizes(const GptState& s) { return {s.options.batch, s.options.seq_len}; }
-// The same rows, split into this step's sequences.
-inline PassSizes step_sizes(const GptState& s) {
+// The whole batch of a pass, of all context-parallel ranks: (B, T), and the same split into this step's sequences.
+inline BatchSizes training_sizes(const GptState& s) { return {s.options.batch, s.options.seq_len}; }
+inline BatchSizes step_sizes(const GptState& s) {
     return {s.options.batch * (s.options.seq_len / s.seq_len), s.seq_len};
 }
 
-// Returns the layers' context for a pass without dropout over all rows of a batch.
-LayerContext layer_context(const GptState& s, PassSizes sizes);
+// Returns the layers' context for a pass without dropout over this rank's part of a batch.
+LayerContext layer_context(const GptState& s, const BatchSizes& whole);
 
 // The arguments of a pass over one part of the layers.
 struct StagePass {
@@ -30,8 +25,9 @@ struct StagePass {
 // `x` with the documents of the micro-step's input.
 StagePass stage_pass(const GptState& s, const LayerContext& x, int chunk, int micro_step);
 
-// Copies tokens to the device and finds their documents.
-void load_input(GptState& s, MicroStepInput& input, PassSizes sizes, const int* tokens);
+// Copies this rank's part of a batch of tokens to the device, and the start of their documents.
+void load_input(GptState& s, MicroStepInput& input, const BatchSizes& whole, const int* tokens);
+void load_targets(GptState& s, MicroStepInput& input, const BatchSizes& whole, const int* targets);
 
 // Starts to receive the message that the pass needs, if it needs one and this has not been called for it. Each channel
 // has one buffer for received messages; the previous pass must have taken its message.

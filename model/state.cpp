@@ -10,7 +10,8 @@ namespace {
 
 size_t scratch_bytes(const GptOptions& options) {
     const GptShape shape = options.shape.part(options.tensor_parallel.size);
-    const int BT = options.batch * options.seq_len, C = shape.n_embd;
+    const BatchSizes part = options.part();
+    const int BT = int(part.rows()), C = shape.n_embd;
     const int head_rows = std::min(options.head_rows, BT);
     size_t most = 0;
     auto need = [&](size_t bytes) { most = std::max(most, bytes); };
@@ -30,18 +31,18 @@ size_t scratch_bytes(const GptOptions& options) {
     need(ops::norm_backward_scratch_bytes(norm));
 
     ops::EmbeddingBackward embedding{};
-    embedding.batch = options.batch, embedding.seq_len = options.seq_len, embedding.channels = C;
+    embedding.batch = part.batch, embedding.seq_len = part.seq_len, embedding.channels = C;
     embedding.vocab = shape.padded_vocab(), embedding.n_positions = shape.n_positions;
     need(ops::embedding_backward_scratch_bytes(embedding));
 
     ops::AttentionBackward attention{};
-    attention.batch = options.batch, attention.seq_len = options.seq_len, attention.n_head = shape.n_head;
+    attention.batch = options.batch, attention.seq_len = part.seq_len, attention.n_head = shape.n_head;
     attention.n_kv_head = shape.kv_heads(), attention.head_size = shape.head_size();
     need(ops::attention_backward_scratch_bytes(attention));
 
     if (shape.changes_heads()) {
         ops::QkNormRopeBackward heads{};
-        heads.batch = options.batch, heads.seq_len = options.seq_len, heads.n_head = shape.n_head;
+        heads.batch = part.batch, heads.seq_len = part.seq_len, heads.n_head = shape.n_head;
         heads.n_kv_head = shape.kv_heads(), heads.head_size = shape.head_size(), heads.rotary = shape.rotary();
         need(ops::qk_norm_rope_backward_scratch_bytes(heads));
     }
@@ -126,7 +127,7 @@ void place_group(GptState& s, Arena& arena) {
     const GptOptions& options = s.options;
     const auto ranks = size_t(options.tensor_parallel.size);
     if (ranks == 1) return;
-    const size_t tokens = size_t(options.batch) * size_t(options.seq_len), C = size_t(s.layout.shape.n_embd);
+    const size_t tokens = options.part().rows(), C = size_t(s.layout.shape.n_embd);
     s.group.gathered = s.acts[0].gathered.view;
     s.group.sums = arena.take<ops::VocabularySums>("control", "vocabulary_sums",
                                                    ranks * std::min(size_t(options.head_rows), tokens));
@@ -147,10 +148,12 @@ void place_group(GptState& s, Arena& arena) {
 // Allocates the inputs of the micro-steps in flight on any part of the layers.
 void place_inputs(GptState& s, Arena& arena) {
     const GptOptions& options = s.options;
-    const size_t tokens = size_t(options.batch) * size_t(options.seq_len);
+    const BatchSizes part = options.part();
+    const size_t tokens = part.rows();
     const bool drops = options.training && options.dropout > 0;
-    if (drops) s.host_dropout_keys.resize(size_t(options.batch) * size_t(options.max_parts));
-    if (options.document_mask) s.host_first_key.resize(tokens);
+    if (drops) s.host_dropout_keys.resize(size_t(part.batch) * size_t(options.max_parts));
+    if (options.document_mask) s.host_first_key.resize(size_t(options.batch) * size_t(options.seq_len));
+    if (options.context.size > 1) s.host_part.resize(tokens);
     s.inputs.resize(size_t(most_in_flight(passes_of(options, options.training ? options.micro_steps : 1), -1)));
     const size_t count = s.inputs.size();
     int* const ids = arena.take<int>("control", "tokens", count * tokens);
@@ -167,7 +170,7 @@ void place_inputs(GptState& s, Arena& arena) {
 
 void place_channel(StageChannel& channel, const GptOptions& options, const char* name, bool receives, bool sends,
                    Arena& arena) {
-    const size_t rows = size_t(options.batch) * size_t(options.seq_len) / size_t(options.tensor_parallel.size);
+    const size_t rows = options.part().rows() / size_t(options.tensor_parallel.size);
     const size_t count = rows * size_t(options.shape.n_embd);
     if (receives) channel.received = arena.take("pipeline", format("received_%s", name), count, options.precision);
     for (int i = 0; sends && i < kBuffers; i++)

@@ -24,7 +24,7 @@ struct MicroStep {
 
 // The input of a micro-step.
 struct MicroStepInput {
-    int* tokens = nullptr;             // (B, T)
+    int* tokens = nullptr;             // (B, T), as all arrays this rank's part
     int* targets = nullptr;            // (B, T)
     int* first_key = nullptr;          // (B, T); null without a document mask
     uint64_t* dropout_keys = nullptr;  // (B), of the samples; null without dropout
@@ -90,6 +90,7 @@ struct GptState {
 
     float* rope_table = nullptr;      // (T, rotary / 2, 2); null without RoPE
     std::vector<int> host_first_key;  // (B, T), of the last input; empty without a document mask
+    std::vector<int> host_part;       // one number per token of a rank's part of a batch; empty if that is the whole
     KeyValueCache cache;
     std::vector<ops::AttentionDecode::Place> cached;  // per cached sequence: its length and its document's start
     ops::AttentionDecode::Place* places = nullptr;    // (cached sequences)

@@ -44,10 +44,11 @@ std::string steps_text(const TrainingRun& run) {
     return dir + ": " + text + ", " + batch_text(run.config) + " tokens each";
 }
 
-// " (data 4, pipeline 2, tensor 1)", or empty if only data has several ranks.
+// " (data 4, pipeline 2, context 1, tensor 1)", or empty if only data has several ranks.
 std::string grid_text(const Grid& grid) {
     if (grid.data == grid.size()) return "";
-    return format(" (data %d, pipeline %d, tensor %d)", grid.data, grid.pipeline, grid.tensor);
+    return format(" (data %d, pipeline %d, context %d, tensor %d)", grid.data, grid.pipeline, grid.context,
+                  grid.tensor);
 }
 
 void print_description(TrainingRun& run) {
@@ -104,7 +105,7 @@ void add_start(const TrainingRun& run, const char* revision) {
 void write_descriptions(const TrainingRun& run, const char* revision) {
     const std::string& dir = run.config.run.dir;
     GptOptions alone = run.gpt.options();
-    alone.rank = 0, alone.ranks = 1, alone.tensor_parallel = {}, alone.pipeline = {};
+    alone.rank = 0, alone.ranks = 1, alone.tensor_parallel = {}, alone.pipeline = {}, alone.context = {};
     check_space(dir, saved_bytes(alone));
     write_file_atomically(dir + "/config.json", config_json(run.config));
     write_file_atomically(dir + "/revision.txt", std::string(revision) + "\n");
