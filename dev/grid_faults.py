@@ -2,6 +2,7 @@
 host_faults.py."""
 GRID = "program: test_grid.Grid."
 LAYERS, TENSORS, SHARDING, UPDATE = "model/layers.cpp", "model/tensors.cpp", "model/sharding.cpp", "model/update.cpp"
+ATTENTION, INFERENCE, EVALUATE = "model/attention.cpp", "model/inference.cpp", "model/evaluate.cpp"
 SCHEDULE, ORDERS = "model/schedule.cpp", "test_cpu: [pipeline]"
 STAGE, GPT, STATE, OPTIONS = "model/stage.cpp", "model/gpt.cpp", "model/state.cpp", "model/options.cpp"
 PIPELINE = "program: test_pipeline.Pipeline."
@@ -11,9 +12,13 @@ CONTINUED = PIPELINE + "test_any_layout_continues_the_checkpoint_of_any_other"
 AHEAD, MEMORY = PIPELINE + "test_a_stage_is_far_ahead_of_the_next_one", PIPELINE + "test_memory_and_traffic"
 LOSSES, FAMILIES = GRID + "test_losses_match_one_rank", GRID + "test_families_recomputation_and_precision"
 BASE, CONFIG, CHECK = "kernels/base/grid.h", "runtime/config/config.cpp", "runtime/config/check.cpp"
+OPTIONS_HEADER = "model/options.h"
 KEYS = "test_cpu: pipeline: the grid*"
 REPLICAS = "program: test_divergence.Ranks.test_a_rank_whose_weights_have_changed_is_reported"
 COMM, COMMANDS = "kernels/comm.h", "program: test_commands.FromTextToText."
+RING = "program: test_context.Context."
+RING_LOSSES, RING_FAMILIES = RING + "test_losses_match_one_rank", RING + "test_families_recomputation_and_precision"
+RING_ROWS, RING_MEMORY = RING + "test_shorter_sequences_samples_and_questions", RING + "test_memory_and_traffic"
 REPEATS, WEIGHTS = GRID + "test_a_grid_repeats_its_bits", GRID + "test_initial_weights_have_the_bits_of_one_rank"
 
 FAULTS = [
@@ -34,10 +39,11 @@ FAULTS = [
     (LAYERS, "each rank adds the positions of the first rows", "                  .first_row = x.first_row(),\n",
      "                  .first_row = 0,\n", LOSSES),
     (LAYERS, "the embedding's gradient goes to the first tokens",
-     "         .first_token = x.group->comm.rank * wte.weight.rows});", "         .first_token = 0});", LOSSES),
-    (LAYERS, "each rank drops the elements of the first rows", ".first = size_t(x.first_row()) * channels,",
-     ".first = 0,", LOSSES),
-    (LAYERS, "each rank drops the probabilities of the first heads",
+     "         .first_token = x.group->comm.rank * wte.weight.rows,\n         .starts = x.starts});\n}\n\nvoid residual",
+     "         .first_token = 0,\n         .starts = x.starts});\n}\n\nvoid residual", LOSSES),
+    (LAYERS, "each rank drops the elements of the first rows", ".first = size_t(from) * channels,",
+     ".first = size_t(from - first) * channels,", LOSSES),
+    (ATTENTION, "each rank drops the probabilities of the first heads",
      "    mask.place += uint32_t(x.group->comm.rank * x.shape->n_head);\n", "", LOSSES),
     ("model/inference.cpp", "each rank's logits are the first tokens'",
      "std::min(size_t(s.group.comm.rank) * padded, vocab)", "std::min(0 * padded, vocab)",
@@ -70,11 +76,12 @@ FAULTS = [
      "compared[size_t(place.pipeline * kinds + place.tensor)]", "compared[size_t(place.tensor)]", REPLICAS),
     ("training/divergence.cpp", "undivided tensors of different stages are compared",
      "compared[size_t(place.pipeline * kinds + kinds - 1)]", "compared.back()", REPLICAS),
-    (BASE, "ranks that divide the layers are not neighbors", "return {rank / tensor % data, rank % tensor,",
-     "return {rank % data, rank / data % tensor,", "test_cpu: grid*"),
-    (BASE, "stages are neighbors", "(place.pipeline * data + place.data) * tensor + place.tensor;",
-     "(place.data * pipeline + place.pipeline) * tensor + place.tensor;", "test_cpu: grid*"),
-    (CONFIG, "the grid ignores the stages", "world / (tensor * pipeline)", "world / tensor", KEYS),
+    (BASE, "ranks that divide the layers are not neighbors", ".data = rank / (tensor * context) % data,",
+     ".data = rank % data,", "test_cpu: grid*"),
+    (BASE, "stages are neighbors", "((place.pipeline * data + place.data) * context + place.context)",
+     "((place.data * pipeline + place.pipeline) * context + place.context)", "test_cpu: grid*"),
+    (CONFIG, "the grid ignores the stages", "parallel.tensor * parallel.context * parallel.pipeline;",
+     "parallel.tensor * parallel.context;", KEYS),
     ("runtime/config/config.h", "interleaved has one part by default", "PipelineSchedule::interleaved ? 2 : 1;",
      "PipelineSchedule::interleaved ? 1 : 1;", KEYS),
     (CONFIG, "a plan without --gpus is one of one rank", "world == 0 ? grid.size() : world);", "std::max(1, world));",
@@ -208,8 +215,8 @@ FAULTS = [
      STAGES),
     (GPT, "the loss is the first stage's", "if (!state_->options.pipeline.is_last()) std::ranges::fill",
      "if (!state_->options.pipeline.is_first()) std::ranges::fill", BITS),
-    ("model/inference.cpp", "logits are the first stage's", "for (const Comm& comm : {s.group.comm, s.comms.pipeline})",
-     "for (const Comm& comm : {s.group.comm})", PIPELINE + "test_samples_match_one_rank"),
+    ("model/inference.cpp", "logits are the first stage's", "for (const Comm& comm : {s.group.comm, s.comms.pipeline, s.ring.comm})",
+     "for (const Comm& comm : {s.group.comm, s.ring.comm})", PIPELINE + "test_samples_match_one_rank"),
     ("model/schedule.h", "each part takes a batch", "kind == forward && chunk == 0;", "kind == forward;", BITS),
     (SHARDING, "the parts of a stage count their micro-steps together",
      "s.weights_done : s.micro_steps_done)[size_t(chunk)];", "s.weights_done : s.micro_steps_done)[0];", BITS),
@@ -267,4 +274,81 @@ FAULTS = [
      "neighbors.from_previous,", MEMORY),
     (COMM, "a stage's matrices are divided among all ranks", "data = stage = split(", "data = split(",
      PIPELINE + "test_optimizers"),
+    # ---- the ring of chunks of sequences
+    (OPTIONS_HEADER, "the chunks of a rank are adjacent",
+     "{rank * seq_len, (2 * size - 1 - rank) * seq_len};", "{2 * rank * seq_len, (2 * rank + 1) * seq_len};", RING_LOSSES),
+    (OPTIONS_HEADER, "the first and the second chunk are swapped",
+     "{rank * seq_len, (2 * size - 1 - rank) * seq_len};", "{(2 * size - 1 - rank) * seq_len, rank * seq_len};",
+     RING_LOSSES),
+    (OPTIONS_HEADER, "sequences of any length are divided", "seq_len % (32 * size) == 0;", "seq_len % (2 * size) == 0;",
+     RING_ROWS),
+    (STAGE, "each rank has the first positions", "starts.start(b, part.batch),", "0 * starts.first,", RING_LOSSES),
+    (STAGE, "each rank has the first sequences twice", "size_t(b % whole.batch)", "size_t(b / 2)", RING_LOSSES),
+    (STAGE, "documents start at their place in the chunk",
+     "load_part(s, input.first_key, whole, s.host_first_key.data());",
+     "load_part(s, input.first_key, whole, s.host_first_key.data() + 1);", RING_LOSSES),
+    (STAGE, "targets are those of the first rank", "load_part(s, input.targets, whole, targets);",
+     "copy_to_device(input.targets, targets, s.options.part().rows() * sizeof(int), s.stream);", RING_LOSSES),
+    (ATTENTION, "a step uses stale keys", ".kv = x.ring->kv[step % 2].from(", ".kv = x.ring->kv[0].from(", RING_LOSSES),
+    (ATTENTION, "keys are passed to the previous rank", "{{(ring.comm.rank + 1) % ring.comm.size, own.data, bytes}},\n"
+     "                     .receive = {{rank_before(ring.comm, 1),", "{{rank_before(ring.comm, 1), own.data, bytes}},\n"
+     "                     .receive = {{(ring.comm.rank + 1) % ring.comm.size,", RING_LOSSES),
+    (ATTENTION, "queries of the first chunk see a later rank's keys",
+     "return owner < rank ? std::span(kEarlier) : kLater;", "return owner > rank ? std::span(kEarlier) : kLater;",
+     RING_LOSSES),
+    (ATTENTION, "the second chunk does not see the own first one", "kOwn[] = {{0, 0}, {1, 0}, {1, 1}};",
+     "kOwn[] = {{0, 0}, {1, 1}};", RING_LOSSES),
+    (ATTENTION, "the first chunk's queries end at the own keys", "pair.queries == 0 ? owner == 0 :",
+     "pair.queries == 0 ? step == 0 :", RING_LOSSES),
+    (ATTENTION, "each chunk of keys begins anew", "step == 0 && pair.keys == 0,", "pair.keys == 0,", RING_LOSSES),
+    (ATTENTION, "keys have the places of this rank's", "ContextParallel{owner, comm.size}",
+     "ContextParallel{comm.rank, comm.size}", RING_FAMILIES),
+    (ATTENTION, "both chunks have the first one's documents", "    if (op.first_key) op.first_key += row;\n    if (op.dropout) op.dropout.keys += pair.queries * op.batch;\n    op.chunk = keys_of(x, step, pair);\n    op.running",
+     "    if (op.dropout) op.dropout.keys += pair.queries * op.batch;\n    op.chunk = keys_of(x, step, pair);\n    op.running", RING_LOSSES),
+    (ATTENTION, "gradients of keys seen by both chunks are those of the second", "op.accumulate_dkv = pair.queries == 1",
+     "op.accumulate_dkv = pair.queries == 2", RING_LOSSES),
+    (ATTENTION, "the gradients of other ranks' queries are not added", "    for (int step = 0; step <= ranks; step++) {",
+     "    for (int step = 0; step < ranks; step++) {", RING_LOSSES),
+    (ATTENTION, "gradients return to the next rank",
+     "{{owner, ring.sent[step % 2],", "{{rank_before(ring.comm, ring.comm.size - step), ring.sent[step % 2],", RING_LOSSES),
+    (ATTENTION, "only the gradients of a first chunk return", "return owner < rank_of_queries ? 1 : 2;", "return 1;",
+     RING_LOSSES),
+    (ATTENTION, "one buffer holds the gradients of two ranks", "step == 0 ? ring.dkv : ring.sent[step % 2];",
+     "step == 0 ? ring.dkv : ring.sent[0];", RING_LOSSES),
+    (ATTENTION, "the gradients of keys replace those of queries", ".out = op.dqkv.from(channels - kv),", ".out = op.dqkv,",
+     RING_LOSSES),
+    (LAYERS, "the second chunks drop as the first ones", "{second_chunks, end, x.starts.second}}",
+     "{second_chunks, end, x.starts.first}}", RING_LOSSES),
+    (LAYERS, "embeddings have the positions in the chunk", "         .starts = x.starts,\n         .part = {",
+     "         .part = {", RING_LOSSES),
+    (LAYERS, "the gradients of positions are those in the chunk",
+     "         .first_token = x.group->comm.rank * wte.weight.rows,\n         .starts = x.starts});",
+     "         .first_token = x.group->comm.rank * wte.weight.rows});", RING_LOSSES),
+    (LAYERS, "queries and keys are rotated by the positions in the chunk",
+     "         .positions = x.decode ? x.decode->positions : nullptr,\n         .starts = x.starts});",
+     "         .positions = x.decode ? x.decode->positions : nullptr});", RING_FAMILIES),
+    (LAYERS, "gradients are rotated back by the positions in the chunk",
+     "         .accumulate = x.accumulate,\n         .starts = x.starts});", "         .accumulate = x.accumulate});",
+     RING_FAMILIES),
+    (GPT, "each rank of a ring drops elements of other samples", "size_t(s.options.sample_rank()) * size_t(s.micro_steps)",
+     "size_t(s.options.rank) * size_t(s.micro_steps)", RING_LOSSES),
+    (INFERENCE, "a row of the first chunks is this rank's in any case",
+     "b += s.options.batch)\n        if (const int t = position - x.starts.start(b, x.batch);",
+     "b += s.options.batch)\n        if (const int t = position - 0 * x.starts.first;", RING_ROWS),
+    (INFERENCE, "losses have the places of the first positions", "+ size_t(x.starts.start(b, x.batch));", ";", RING_ROWS),
+    (EVALUATE, "each rank of a ring counts the targets", " || gpt.options().context.rank > 0) continue;", ") continue;",
+     RING_LOSSES),
+    (EVALUATE, "each rank of a ring answers other questions", "number = round + size_t(gpt.options().sample_rank())",
+     "number = round + size_t(gpt.options().rank)", RING_ROWS),
+    ("training/models/model_io.cpp", "each rank of a ring loads other samples", ".rank = grid.place_of(rank).data,",
+     ".rank = grid.replica_of(grid.place_of(rank)),", RING_LOSSES),
+    (COMM, "the ring has ranks with other samples", "(place.pipeline * grid.data + place.data) * grid.tensor + place.tensor, place.context",
+     "place.pipeline * grid.tensor + place.tensor, place.context", RING_LOSSES),
+    (COMM, "gradients are not added over the ring", "grid.replica_of(place));\n        tensor",
+     "place.data);\n        tensor", RING_LOSSES),
+    (COMM, "the messages of the ring are not counted", "for (const Comm& comm : {stage, data, context,",
+     "for (const Comm& comm : {stage, data,", RING_MEMORY),
+    (CHECK, "a ramp's sequences may be too short for the ring",
+     "check_sequences(format(\"train.seq_ramp: seq_len until step %d\", until_step), seq_len);", "(void)until_step, (void)seq_len;",
+     RING + "test_layouts_that_do_not_divide_the_sequences"),
 ]

@@ -1,4 +1,6 @@
-// Attention over whole sequences and over a KV cache.
+// Attention over whole sequences, over a KV cache, and over sequences that the ranks of x.ring divide.
+#include <span>
+
 #include "model/layers.h"
 
 static ops::DropoutMask attention_mask(const LayerContext& x) {
@@ -51,6 +53,146 @@ static void copy_keys_and_values(const LayerContext& x, View to, ConstView qkv) 
                      x.stream);
 }
 
+// ---- ring attention -------------------------------------------------------------------------------------------------
+
+namespace {
+
+// A chunk of queries of this rank and a chunk of keys of another or the same one; 0: the first, 1: the second.
+struct ChunkPair {
+    int queries, keys;
+};
+
+// Returns the pairs with keys of rank `owner` that a query sees. The chunks of rank r are r and 2 ranks - 1 - r, so an
+// earlier rank's first chunk precedes both chunks of a later rank, whose second chunk precedes the earlier rank's.
+std::span<const ChunkPair> pairs_with(int rank, int owner) {
+    static constexpr ChunkPair kOwn[] = {{0, 0}, {1, 0}, {1, 1}};
+    static constexpr ChunkPair kEarlier[] = {{0, 0}, {1, 0}};
+    static constexpr ChunkPair kLater[] = {{1, 0}, {1, 1}};
+    if (owner == rank) return kOwn;
+    return owner < rank ? std::span(kEarlier) : kLater;
+}
+
+// Returns the rank `places` before this one in the ring.
+int rank_before(const Comm& comm, int places) { return (comm.rank - places + comm.size) % comm.size; }
+
+// The rows of a chunk of all sequences.
+size_t chunk_rows(const LayerContext& x) { return size_t(x.rows) / 2; }
+size_t chunk_kv(const LayerContext& x) { return chunk_rows(x) * size_t(x.shape->kv_channels()); }
+
+// Step s of the ring uses the keys and values of the rank s places before this one, in ring.kv[s % 2], and passes them
+// to the next rank meanwhile.
+Ticket pass_on(const LayerContext& x, int step) {
+    const AttentionRing& ring = *x.ring;
+    if (step + 1 == ring.comm.size) return {};
+    const View own = ring.kv[step % 2], next = ring.kv[(step + 1) % 2];
+    const size_t bytes = 2 * chunk_kv(x) * size_of(own.dtype);
+    return exchange({.send = {{(ring.comm.rank + 1) % ring.comm.size, own.data, bytes}},
+                     .receive = {{rank_before(ring.comm, 1), next.data, bytes}}},
+                    ring.comm, x.stream);
+}
+
+// The keys of a pair. The first chunk of queries sees keys of the ranks from this one down to 0, the second chunk those
+// of all ranks.
+ops::KeyChunk keys_of(const LayerContext& x, int step, const ChunkPair& pair) {
+    const Comm& comm = x.ring->comm;
+    const int owner = rank_before(comm, step);
+    const int start = ContextParallel{owner, comm.size}.starts(x.seq_len).start(pair.keys, 2);
+    const bool is_last = pair.queries == 0 ? owner == 0 : step + 1 == comm.size && pair.keys == int(owner > comm.rank);
+    return {.kv = x.ring->kv[step % 2].from(size_t(pair.keys) * chunk_kv(x)),
+            .start = start,
+            .distance = x.starts.start(pair.queries, 2) - start,
+            .is_first = step == 0 && pair.keys == 0,
+            .is_last = is_last};
+}
+
+void forward_pair(const LayerContext& x, ops::AttentionForward op, int step, const ChunkPair& pair) {
+    const size_t row = size_t(pair.queries) * chunk_rows(x), head_row = row * size_t(op.n_head);
+    const size_t attended = row * size_t(x.shape->attention_channels());
+    const ops::RunningAttention& running = x.ring->running;
+    op.batch /= 2;
+    op.out = op.out.from(attended), op.lse += head_row;
+    op.qkv = op.qkv.from(row * size_t(x.shape->qkv_channels()));
+    if (op.first_key) op.first_key += row;
+    if (op.dropout) op.dropout.keys += pair.queries * op.batch;
+    op.chunk = keys_of(x, step, pair);
+    op.running = {running.out + attended, running.max + head_row, running.sum + head_row};
+    run(x.stream, ops::attention_forward, op);
+}
+
+void ring_forward(const LayerContext& x, const ops::AttentionForward& op) {
+    copy_keys_and_values(x, x.ring->kv[0], op.qkv);
+    const Comm& comm = x.ring->comm;
+    for (int step = 0; step < comm.size; step++) {
+        const Ticket passed = pass_on(x, step);
+        for (const ChunkPair& pair : pairs_with(comm.rank, rank_before(comm, step))) forward_pair(x, op, step, pair);
+        wait(passed, comm, x.stream);
+    }
+}
+
+// Adds the pair's gradients of keys and values to `dkv` of the owner's two chunks.
+void backward_pair(const LayerContext& x, ops::AttentionBackward op, int step, const ChunkPair& pair, float* dkv) {
+    const size_t row = size_t(pair.queries) * chunk_rows(x);
+    const size_t attended = row * size_t(x.shape->attention_channels()), qkv = row * size_t(x.shape->qkv_channels());
+    op.batch /= 2;
+    op.dqkv = op.dqkv.from(qkv), op.qkv = op.qkv.from(qkv);
+    op.dout = op.dout.from(attended), op.out = op.out.from(attended), op.lse += row * size_t(op.n_head);
+    if (op.first_key) op.first_key += row;
+    if (op.dropout) op.dropout.keys += pair.queries * op.batch;
+    op.chunk = keys_of(x, step, pair);
+    op.dquery = x.ring->running.out + attended;
+    op.dkv = dkv + size_t(pair.keys) * chunk_kv(x);
+    op.accumulate_dkv = pair.queries == 1 && pair.keys == 0 && rank_before(x.ring->comm, step) <= x.ring->comm.rank;
+    run(x.stream, ops::attention_backward, op);
+}
+
+// The chunks of keys of an earlier rank, or of this rank for a later one, that have gradients.
+int chunks_with_gradients(int rank_of_queries, int owner) { return owner < rank_of_queries ? 1 : 2; }
+
+// Sends the gradients of step `step` to the keys' owner, and receives those of the rank with the same distance.
+Ticket return_gradients(const LayerContext& x, int step) {
+    const AttentionRing& ring = *x.ring;
+    const int rank = ring.comm.rank, owner = rank_before(ring.comm, step), other = (rank + step) % ring.comm.size;
+    const size_t bytes = chunk_kv(x) * sizeof(float);
+    return exchange({.send = {{owner, ring.sent[step % 2], size_t(chunks_with_gradients(rank, owner)) * bytes}},
+                     .receive = {{other, ring.received, size_t(chunks_with_gradients(other, rank)) * bytes}}},
+                    ring.comm, x.stream);
+}
+
+void ring_backward(const LayerContext& x, const ops::AttentionBackward& op) {
+    const AttentionRing& ring = *x.ring;
+    const int rank = ring.comm.rank, ranks = ring.comm.size;
+    copy_keys_and_values(x, ring.kv[0], op.qkv);
+    Ticket returned;
+    for (int step = 0; step <= ranks; step++) {
+        if (step < ranks) {
+            const Ticket passed = pass_on(x, step);
+            float* const dkv = step == 0 ? ring.dkv : ring.sent[step % 2];
+            for (const ChunkPair& pair : pairs_with(rank, rank_before(ring.comm, step)))
+                backward_pair(x, op, step, pair, dkv);
+            wait(passed, ring.comm, x.stream);
+        }
+        if (step > 1) {
+            wait(returned, ring.comm, x.stream);
+            const int other = (rank + step - 1) % ranks;
+            run(x.stream, ops::add,
+                {.out = ring.dkv,
+                 .inp = ring.received,
+                 .count = size_t(chunks_with_gradients(other, rank)) * chunk_kv(x)});
+        }
+        if (0 < step && step < ranks) returned = return_gradients(x, step);
+    }
+    const size_t channels = size_t(x.shape->qkv_channels()), kv = size_t(x.shape->kv_channels());
+    run(x.stream, ops::cast_columns,
+        {.out = op.dqkv.from(channels - kv),
+         .inp = ring.dkv,
+         .rows = size_t(x.rows),
+         .cols = kv,
+         .out_step = channels,
+         .inp_step = kv});
+}
+
+}  // namespace
+
 void attention_forward(const LayerContext& x, ConstView qkv, const AttentionActivations& attn) {
     if (x.decode)
         return run(x.stream, ops::attention_decode,
@@ -68,6 +210,7 @@ void attention_forward(const LayerContext& x, ConstView qkv, const AttentionActi
                     .softcap = float(x.shape->attention_softcap)});
     if (x.has(attn.out)) return;
     const ops::AttentionForward op = forward_op(x, qkv, attn);
+    if (x.ring->comm.size > 1) return ring_forward(x, op);
     run(x.stream, ops::attention_forward, op);
     if (x.prefilled >= 0) copy_keys_and_values(x, x.cache->sequence(x.stream.layer, x.prefilled), qkv);
 }
@@ -75,5 +218,6 @@ void attention_forward(const LayerContext& x, ConstView qkv, const AttentionActi
 void attention_backward(const LayerContext& x, ConstView qkv, const AttentionActivations& attn, ConstView dout,
                         View dqkv) {
     const ops::AttentionBackward op = backward_op(x, qkv, attn, dout, dqkv);
+    if (x.ring->comm.size > 1) return ring_backward(x, op);
     run(x.stream, ops::attention_backward, op);
 }

@@ -84,7 +84,7 @@ Gpt::Gpt(const GptOptions& options, const GridComm& comm) {
     state_ = std::make_unique<GptState>(place_state(options, arena));
     GptState& s = *state_;
     s.memory = std::move(memory);
-    s.comms = comm, s.group.comm = comm.tensor;
+    s.comms = comm, s.group.comm = comm.tensor, s.ring.comm = comm.context;
     s.activations.from = comm.neighbors.from_previous, s.activations.to = comm.neighbors.to_next;
     s.gradients.from = comm.neighbors.from_next, s.gradients.to = comm.neighbors.to_previous;
     s.host_sums.resize(step_sums(s).count());

@@ -58,12 +58,12 @@ void own_logits_of_rows(GptState& s, int first, int count, float* logits) {
 // The same of all ranks; `first` is negative if another rank has the rows.
 void logits_of_rows(GptState& s, int first, int count, float* logits) {
     const size_t n = size_t(count) * size_t(s.options.shape.vocab_size);
-    const bool is_divided = s.group.comm.size > 1 || s.comms.pipeline.size > 1 || s.comms.context.size > 1;
+    const bool is_divided = s.group.comm.size > 1 || s.comms.pipeline.size > 1 || s.ring.comm.size > 1;
     if (is_divided) std::fill_n(logits, n, 0.0f);
     if (s.layout.has_output() && first >= 0) own_logits_of_rows(s, first, count, logits);
     if (!is_divided) return;
     std::vector<double> whole(logits, logits + n);
-    for (const Comm& comm : {s.group.comm, s.comms.pipeline, s.comms.context}) sum_over(s, comm, whole);
+    for (const Comm& comm : {s.group.comm, s.comms.pipeline, s.ring.comm}) sum_over(s, comm, whole);
     std::ranges::transform(whole, logits, [](double logit) { return float(logit); });
 }
 

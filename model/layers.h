@@ -43,6 +43,16 @@ struct TensorParallelGroup {
     ops::VocabularySums* sums = nullptr;  // (ranks, head rows); null with one rank
 };
 
+// The ranks that divide the sequences, and the buffers of ring attention, which are null with one rank.
+struct AttentionRing {
+    Comm comm;
+    View kv[2];                     // (B, T, KV channels), of this rank's keys and values and of the previous rank's
+    ops::RunningAttention running;  // its `out` is the sum of the gradients of the queries in backward
+    float* dkv = nullptr;           // (B, T, KV channels), this rank's gradients
+    // Terms of the gradients of another rank's keys and values, to be sent; and of this rank's, as received.
+    float *sent[2] = {}, *received = nullptr;
+};
+
 // The arguments of every layer other than its parameters and activations.
 struct LayerContext {
     const GptShape* shape;         // this rank's part
@@ -50,6 +60,7 @@ struct LayerContext {
     ops::ChunkStarts starts = {};  // of its sequences
     int rows;                      // B T, or fewer for the head
     const TensorParallelGroup* group;
+    const AttentionRing* ring;
     OpStream stream;
     void* scratch;                      // as large as the largest op needs; null without a backward pass
     bool accumulate;                    // add parameter gradients to the current values

@@ -17,6 +17,7 @@ LayerContext layer_context(const GptState& s, const BatchSizes& whole) {
             .starts = s.options.context.starts(part.seq_len),
             .rows = int(part.rows()),
             .group = &s.group,
+            .ring = &s.ring,
             .stream = s.stream,
             .scratch = s.scratch,
             .accumulate = false,

@@ -145,6 +145,25 @@ void place_group(GptState& s, Arena& arena) {
     s.group.scratch = arena.take<std::byte>("scratch", "tensor_parallel_scratch", scratch);
 }
 
+// The buffers of ring attention.
+void place_ring(GptState& s, Arena& arena) {
+    const GptOptions& options = s.options;
+    if (options.context.size == 1) return;
+    const GptShape& shape = s.layout.shape;
+    const size_t rows = options.part().rows(), kv = rows * size_t(shape.kv_channels());
+    const auto take = [&](const char* name, size_t count) {
+        return arena.take<float>("context parallelism", name, count);
+    };
+    for (View& buffer : s.ring.kv) buffer = arena.take("context parallelism", "ring_kv", kv, options.precision);
+    s.ring.running = {.out = take("ring_out", rows * size_t(shape.attention_channels())),
+                      .max = take("ring_max", rows * size_t(shape.n_head)),
+                      .sum = take("ring_sum", rows * size_t(shape.n_head))};
+    if (!options.training) return;
+    s.ring.dkv = take("ring_dkv", kv);
+    for (float*& buffer : s.ring.sent) buffer = take("ring_sent", kv);
+    s.ring.received = take("ring_received", kv);
+}
+
 // Allocates the inputs of the micro-steps in flight on any part of the layers.
 void place_inputs(GptState& s, Arena& arena) {
     const GptOptions& options = s.options;
@@ -245,6 +264,7 @@ GptState place_state(const GptOptions& options, Arena& arena) {
     }
     s.acts = place_activations(options, arena);
     place_group(s, arena);
+    place_ring(s, arena);
 
     place_inputs(s, arena);
     place_channels(s, arena);

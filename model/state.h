@@ -62,6 +62,7 @@ struct GptState {
     TensorLayout layout;
     GridComm comms = comm_single();
     TensorParallelGroup group;  // comms.tensor and its buffers
+    AttentionRing ring;         // comms.context and its buffers
     OpStream stream;
     DeviceBuffer memory;  // the single allocation of all device arrays
 

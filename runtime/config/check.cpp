@@ -149,16 +149,27 @@ void check_ramps(const Config& c, int world, Check& check) {
 
 // Checks that the ranks form a grid, and that its other keys support it.
 void check_grid(const Config& c, int world, Check& check) {
-    const int tensor = c.parallel.tensor, pipeline = c.parallel.pipeline;
-    const std::string stages = format(" times parallel.pipeline (%d), i.e. of %d", pipeline, tensor * pipeline);
+    const int tensor = c.parallel.tensor, context = c.parallel.context, pipeline = c.parallel.pipeline;
+    std::string factors;
+    int product = 1, dimensions = 0;
+    for (const auto& [name, ranks] : {std::pair("tensor", tensor), {"context", context}, {"pipeline", pipeline}}) {
+        check.that(ranks == 1 || c.log.noise_scale_every_steps == 0,
+                   format("log.noise_scale_every_steps does not support parallel.%s (%d)", name, ranks));
+        if (ranks > 1) factors += format("%sparallel.%s (%d)", dimensions++ > 0 ? " times " : "", name, ranks);
+        product *= ranks;
+    }
     check.that(grid_of(c, world).size() == world,
-               format("the number of ranks (%d) must be a multiple of parallel.tensor (%d)%s", world, tensor,
-                      pipeline > 1 ? stages.c_str() : ""));
-    check.that(tensor == 1 || c.log.noise_scale_every_steps == 0,
-               format("log.noise_scale_every_steps does not support parallel.tensor (%d)", tensor));
+               format("the number of ranks (%d) must be a multiple of %s%s", world, factors.c_str(),
+                      dimensions > 1 ? format(", i.e. of %d", product).c_str() : ""));
+    const auto check_sequences = [&](const std::string& key, int64_t seq_len) {
+        check.that(
+            context == 1 || seq_len % (32 * int64_t(context)) == 0,
+            format("%s (%ld) must be a multiple of 32 times parallel.context (%d)", key.c_str(), seq_len, context));
+    };
+    check_sequences("train.seq_len", c.train.seq_len);
+    for (const auto& [until_step, seq_len] : c.train.seq_ramp)
+        check_sequences(format("train.seq_ramp: seq_len until step %d", until_step), seq_len);
     if (pipeline == 1) return;
-    check.that(c.log.noise_scale_every_steps == 0,
-               format("log.noise_scale_every_steps does not support parallel.pipeline (%d)", pipeline));
     check.that(c.parallel.zero_stage < 3,
                format("parallel.zero_stage (3) must be at most 2 with parallel.pipeline (%d): each micro-step would "
                       "gather the parameters of the stage again",

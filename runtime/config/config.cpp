@@ -273,8 +273,12 @@ std::string batch_text(const Config& config) {
 }
 
 Grid grid_of(const Config& config, int world) {
-    const int tensor = config.parallel.tensor, pipeline = config.parallel.pipeline;
-    return {.data = std::max(1, world / (tensor * pipeline)), .tensor = tensor, .pipeline = pipeline};
+    const Config::Parallel& parallel = config.parallel;
+    const int others = parallel.tensor * parallel.context * parallel.pipeline;
+    return {.data = std::max(1, world / others),
+            .tensor = parallel.tensor,
+            .pipeline = parallel.pipeline,
+            .context = parallel.context};
 }
 
 int micro_steps(const Config& config, int world, int step) {

@@ -133,6 +133,7 @@ struct Config {
         bool deterministic_reduce = false;
         int bucket_mb = 32;
         int tensor = 1;
+        int context = 1;
         int pipeline = 1;
         PipelineSchedule pipeline_schedule = PipelineSchedule::one_f_one_b;  // this and the following: pipeline > 1
         int pipeline_chunks = 0;                                             // 0: see chunks()

@@ -304,8 +304,15 @@ std::vector<Option> surrounding_options(Config& c) {
          "ranks that divide each layer and the vocabulary: tensor and sequence parallelism. Powers of two that divide "
          "the head counts and the MLP's hidden dimension",
          kNone},
+        {"parallel.context", &c.parallel.context, between(1, 1 << 10),
+         "ranks that divide each sequence: context parallelism with ring attention. train.seq_len must be a multiple "
+         "of "
+         "32 times this",
+         kNone},
         {"parallel.pipeline", &c.parallel.pipeline, between(1, 1 << 10),
-         "ranks that have different layers: pipeline parallelism. Divides the ranks, with parallel.tensor", kNone},
+         "ranks that have different layers: pipeline parallelism. Divides the ranks, with parallel.tensor and "
+         "parallel.context",
+         kNone},
         {"parallel.pipeline_schedule", &c.parallel.pipeline_schedule, kAnything,
          "pipeline above 1: order of the passes of a step. gpipe: all forward passes first; 1f1b: forward and backward "
          "alternate; interleaved: 1f1b with several parts of the layers on each rank; zero_bubble: 1f1b with separate "

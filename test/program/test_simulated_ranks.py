@@ -85,6 +85,20 @@ class SimulatedRanks(TrainerTest):
                 for step, (one, grid) in enumerate(losses, 1):
                     self.assertTrue(abs(one - grid) <= tolerance(precision, step), f"step {step}: {grid} for {one}")
 
+    def test_ranks_that_divide_the_sequences(self):
+        """Rings of attention with FP32 and, with heads of 64 and documents, with tensor cores."""
+        shape = dict(model_n_positions=64, train_seq_len=64, train_batch_size=2, data_document_mask=True,
+                     data_document_token=10, model_dropout=0.1)
+        for precision, changes in (("fp32", dict(model_n_layer=1)),
+                                   ("bf16", dict(model_n_head=2, model_n_embd=128, model_n_layer=1))):
+            with self.subTest(precision=precision):
+                changes.update(shape, train_precision=precision, train_total_batch_tokens=2 * 64, train_max_steps=3)
+                self.train_on(1, f"one_{precision}", **changes)
+                self.train_on(2, f"ring_{precision}", parallel_context=2, parallel_zero_stage=2, **changes)
+                losses = zip(self.losses(f"one_{precision}"), self.losses(f"ring_{precision}"), strict=True)
+                for step, (one, ring) in enumerate(losses, 1):
+                    self.assertTrue(abs(one - ring) <= tolerance(precision, step), f"step {step}: {ring} for {one}")
+
     def check_planned(self, action, call, rank, deterministic, codes, **changes):
         """Requires an end in time with one of these codes; returns the output and the called library function."""
         shutil.rmtree(self.dir / "run", ignore_errors=True)

@@ -1,0 +1,149 @@
+"""Ring attention of CPU ranks under mpirun: ranks that divide every sequence (context parallelism) train as one rank
+does. `make grids` runs more grids, models and levels of recomputation."""
+import collections
+import json
+import math
+import os
+import re
+import shutil
+import signal
+import subprocess
+import unittest
+
+import test_grid
+import test_pipeline
+import test_ranks
+from ordered_pairs import as_lines
+from trainer import TrainerTest, trainers_in
+
+LONG = test_grid.LONG
+# 4 ranks have 2 chunks of 16 tokens each. The windows and documents of these models end within a chunk, at its end and
+# in another one.
+SHAPE = {"model_n_head": 4, "model_n_layer": 2, "train_batch_size": 2, "train_seq_len": 128, "model_n_positions": 256,
+         "train_total_batch_tokens": 2 * 128 * 4, "optim_learning_rate": 1e-3, "data_document_mask": True,
+         "data_document_token": 10}
+FAMILIES = {**test_grid.FAMILIES, "speedrun": {**test_grid.FAMILIES["speedrun"], "model_sliding_window": 23}}
+Layout = collections.namedtuple("Layout", "context data tensor stages zero", defaults=(1, 1, 1, 0))
+ONE = Layout(1)
+LAYOUTS = [Layout(2), Layout(4), Layout(2, 2, zero=3), Layout(2, tensor=2), Layout(2, stages=2, zero=1),
+           *([Layout(4, 2, zero=2), Layout(2, 2, 2, zero=3), Layout(2, 1, 2, 2), Layout(8)] if LONG else [])]
+
+
+@unittest.skipUnless(shutil.which("mpirun"), "there is no mpirun")
+class Context(TrainerTest):
+    train_on, check_end = test_ranks.Ranks.train_on, test_ranks.Ranks.check_end
+    check_losses = test_grid.Grid.check_losses
+
+    def train_as(self, layout, *flags, **changes):
+        if not flags:
+            shutil.rmtree(self.dir / changes["run_dir"], ignore_errors=True)
+        return self.train_on(math.prod(layout[:4]), *flags, stage=layout.zero, parallel_context=layout.context,
+                             parallel_tensor=layout.tensor, parallel_pipeline=layout.stages,
+                             **{**test_pipeline.HANGS, **SHAPE, **changes})
+
+    def test_losses_match_one_rank(self):
+        """Positions, documents, dropout, evaluations, and the norm of the gradients of all ranks."""
+        changes = dict(train_max_steps=4, eval_every_steps=2, eval_batches=3, model_dropout=0.1)
+        if LONG:
+            changes["train_seq_len"], changes["train_total_batch_tokens"] = 256, 2 * 256 * 4
+        self.train_as(ONE, run_dir="one", **changes)
+        for layout in LAYOUTS:
+            with self.subTest(layout=layout):
+                self.train_as(layout, run_dir="run", **changes)
+                self.check_losses("run", "one")
+
+    def test_families_recomputation_and_precision(self):
+        """Rotary positions, grouped queries, windows and soft caps."""
+        levels = ("none", "norm", "gelu", "block")
+        for number, (name, family) in enumerate(FAMILIES.items()):
+            changes = dict(train_max_steps=3, eval_every_steps=3, **family)
+            for precision, limit in (("fp32", 1e-6), *([("bf16", 2e-3)] if LONG or name == "speedrun" else [])):
+                self.train_as(ONE, run_dir=name, train_precision=precision, **changes)
+                for level in levels if LONG else ("block",):
+                    layout = (Layout(4), Layout(2, tensor=2, zero=0))[(number + levels.index(level)) % 2]
+                    with self.subTest(name, layout=layout, precision=precision, level=level):
+                        self.train_as(layout, run_dir="run", train_precision=precision, train_recompute=level,
+                                      **changes)
+                        self.check_losses("run", name, limit)
+
+    def test_a_ring_repeats_its_bits_and_continues_any_checkpoint(self):
+        changes = dict(train_max_steps=4, checkpoint_every_steps=2, checkpoint_keep=9, model_dropout=0.1,
+                       parallel_deterministic_reduce=True, train_precision="bf16", train_check_replicas_every=2)
+        self.train_as(Layout(2, 2, zero=1), run_dir="first", **changes)
+        self.train_as(Layout(2, 2, zero=3), run_dir="second", **changes)
+        self.assertEqual(self.records("second"), self.records("first"))
+        self.assertEqual(self.logical_state(4, "second"), self.logical_state(4, "first"))
+        for target in (Layout(2, 2, zero=2), ONE, Layout(1, 2, 2, zero=2), Layout(4, zero=1)):
+            with self.subTest(target=target):
+                shutil.rmtree(self.dir / "to", ignore_errors=True)
+                shutil.copytree(self.dir / "first", self.dir / "to")
+                shutil.rmtree(self.step_dir(4, "to"))
+                self.train_as(target, "--resume", run_dir="to", **changes)
+                if target == Layout(2, 2, zero=2):
+                    self.assertEqual(self.records("to"), self.records("first"))
+                    self.assertEqual(self.logical_state(4, "to"), self.logical_state(4, "first"))
+                else:
+                    self.check_losses("to", "first", 2e-3)
+
+    def test_shorter_sequences_samples_and_questions(self):
+        """Sequences of 64 tokens in the first steps. Samples and questions need single rows of a rank."""
+        (self.dir / "questions.jsonl").write_text(as_lines(
+            {"context": "the king said " * n, "choices": ["to him", "and", "or not"], "label": n % 3}
+            for n in range(1, 8)))
+        changes = dict(eval_every_steps=2, eval_batches=2, eval_questions="questions.jsonl",
+                       train_max_steps=4, train_seq_ramp=[{"until_step": 2, "seq_len": 64}], sample_every_steps=2, sample_tokens=8,
+                       sample_temperature=0, model_dropout=0.1)
+        answers = []
+        for number, layout in enumerate((ONE, Layout(2), Layout(2, 2, zero=3), Layout(2, tensor=2))):
+            self.train_as(layout, run_dir=f"run{number}", **changes)
+            lines = (self.dir / f"run{number}" / "samples.jsonl").read_text().splitlines()
+            answers.append([*(json.loads(line)["text"] for line in lines), *self.records(f"run{number}", "questions")])
+            self.check_losses(f"run{number}", "run0")
+        self.assertEqual(len(answers[0]), 4)
+        self.assertEqual(answers[1:], [answers[0]] * 3)
+
+    def test_memory_and_traffic(self):
+        """A rank has the activations of its tokens. It sends keys and values to the next rank in each step of the ring
+        but the last, in both passes, and gradients of the chunks of keys that its queries saw, in FP32."""
+        layers, channels, batch, length = 2, 48, 2, 128
+        for context in (2, 4):
+            run = f"context{context}"
+            self.train_as(Layout(context), run_dir=run, train_max_steps=2, train_total_batch_tokens=batch * length)
+            plan = self.run_trainer("plan", "config.json", "--gpus", context)
+            regions = {name: int(size) for name, size in re.findall(r"^ +(\w+) +(\d+) bytes", plan, re.M)}
+            rows = batch * length // context
+            self.assertEqual(regions["residual"], 4 * layers * rows * channels)
+            self.assertEqual(regions["ring_dkv"], 4 * rows * 2 * channels)
+            kv = 4 * rows * 2 * channels  # of this rank, in FP32
+            ring = (context - 1) * kv
+            # Rank 0's queries see both chunks of every later rank.
+            per_layer = ring + ring + (context - 1) * kv
+            sent = [json.loads(line)["comm_bytes"] for line in
+                    (self.dir / run / "metrics.jsonl").read_text().splitlines()]
+            self.train_as(Layout(1, context), run_dir="replicas", train_max_steps=2,
+                          train_total_batch_tokens=context * batch * length)
+            data = [json.loads(line)["comm_bytes"] for line in
+                    (self.dir / "replicas" / "metrics.jsonl").read_text().splitlines()]
+            self.assertEqual(sent[1] - data[1], layers * per_layer)
+
+    def test_a_killed_rank_is_reported_with_its_place(self):
+        config = self.write_config(**{**SHAPE, "train_max_steps": 10**6, "parallel_context": 2})
+        process = subprocess.Popen(test_ranks.mpirun(2, config), cwd=self.dir, stdout=subprocess.DEVNULL,
+                                   stderr=subprocess.PIPE, text=True, env=test_ranks.MPI_ENVIRONMENT)
+        self.addCleanup(process.kill)
+        self.wait_for_steps()
+        pids = trainers_in(self.dir)
+        os.kill(pids[-1], signal.SIGKILL)
+        self.check_end(process, pids, pids[-1], 20, (76, 128 + 9), "(data 0, context 1)")
+
+    def test_layouts_that_do_not_divide_the_sequences(self):
+        for ranks, changes, words in [
+                (2, dict(train_seq_len=96, train_total_batch_tokens=2 * 96),
+                 ("train.seq_len (96) must be a multiple of 32 times parallel.context (2)",)),
+                (2, dict(train_seq_ramp=[{"until_step": 2, "seq_len": 32}]), ("until step 2 (32)", "parallel.context (2)")),
+                (2, dict(log_noise_scale_every_steps=1), ("log.noise_scale_every_steps", "parallel.context (2)")),
+                (3, {}, ("the number of ranks (3) must be a multiple of parallel.context (2)",))]:
+            with self.subTest(changes):
+                said = self.train_on(ranks, expect=78, parallel_context=2, **{**SHAPE, **changes})
+                for word in words:
+                    self.assertIn(word, said)
