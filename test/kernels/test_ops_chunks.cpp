@@ -48,10 +48,6 @@ std::vector<double> quarters(size_t count, uint64_t seed) {
     return values;
 }
 
-template <class T> bool have_same_bits(const std::vector<T>& a, const std::vector<T>& b) {
-    return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0;
-}
-
 // ---- embedding ------------------------------------------------------------------------------------------------------
 
 constexpr int kVocab = 11, kChannels = 5;
