@@ -286,7 +286,7 @@ FAULTS = [
     (ROPE, "the keys' weight multiplies queries",
      "(at.is_query ? op.q_weight : op.k_weight).template as<T>();\n#pragma",
      "op.k_weight.template as<T>();\n#pragma"),
-    (ROPE, "given positions are forgotten", "if (op.positions) position = op.positions[row];", ""),
+    (ROPE, "given positions are forgotten", "if (op.positions) position = op.positions[row];", "{}"),
     (ROPE, "given positions are of heads", "position = op.positions[row];", "position = op.positions[index];"),
     (ROPE, "elements after the rotated ones are rotated",
      "count(begin + kPackSize<T>)}, false};", "count(begin + kPackSize<T>)}, true};"),
