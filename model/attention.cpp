@@ -1,7 +1,11 @@
 // Attention over whole sequences, over a KV cache, and over sequences that the ranks of x.ring divide.
 #include <span>
 
+#include "kernels/comm.h"
+#include "kernels/op_stream.h"
+#include "model/activations.h"
 #include "model/layers.h"
+#include "model/options.h"
 
 static ops::DropoutMask attention_mask(const LayerContext& x) {
     ops::DropoutMask mask = x.dropout_at(DropoutSite::attention);

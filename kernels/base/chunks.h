@@ -1,7 +1,7 @@
 // Positions of a batch whose sequences are chunks of longer ones.
 #pragma once
 
-#include "kernels/numeric.h"
+#include "kernels/numeric.h"  // IWYU pragma: export
 
 namespace ops {
 

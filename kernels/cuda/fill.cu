@@ -93,8 +93,8 @@ __host__ __device__ size_t packs_of_row(const CastColumns& op) { return (op.cols
 
 template <class Out, class In, bool kAligned>
 __global__ void __launch_bounds__(kThreads) cast_columns_kernel(CastColumns op) {
-    const size_t pack = size_t(blockIdx.x) * kThreads + threadIdx.x;
-    const size_t row = pack / packs_of_row(op), col = pack % packs_of_row(op) * kSize;
+    const size_t i = size_t(blockIdx.x) * kThreads + threadIdx.x;
+    const size_t row = i / packs_of_row(op), col = i % packs_of_row(op) * kSize;
     if (row >= op.rows) return;
     const In* __restrict__ inp = op.inp.as<In>() + row * op.inp_step + col;
     const auto values = unpack(load_some<kAligned, In, kSize>(inp, op.cols - col)).template as<Out>();

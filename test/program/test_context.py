@@ -90,8 +90,8 @@ class Context(TrainerTest):
         (self.dir / "questions.jsonl").write_text(as_lines(
             {"context": "the king said " * n, "choices": ["to him", "and", "or not"], "label": n % 3}
             for n in range(1, 8)))
-        changes = dict(eval_every_steps=2, eval_batches=2, eval_questions="questions.jsonl",
-                       train_max_steps=4, train_seq_ramp=[{"until_step": 2, "seq_len": 64}], sample_every_steps=2, sample_tokens=8,
+        changes = dict(eval_every_steps=2, eval_batches=2, eval_questions="questions.jsonl", train_max_steps=4,
+                       train_seq_ramp=[{"until_step": 2, "seq_len": 64}], sample_every_steps=2, sample_tokens=8,
                        sample_temperature=0, model_dropout=0.1)
         answers = []
         for number, layout in enumerate((ONE, Layout(2), Layout(2, 2, zero=3), Layout(2, tensor=2))):
@@ -140,7 +140,8 @@ class Context(TrainerTest):
         for ranks, changes, words in [
                 (2, dict(train_seq_len=96, train_total_batch_tokens=2 * 96),
                  ("train.seq_len (96) must be a multiple of 32 times parallel.context (2)",)),
-                (2, dict(train_seq_ramp=[{"until_step": 2, "seq_len": 32}]), ("until step 2 (32)", "parallel.context (2)")),
+                (2, dict(train_seq_ramp=[{"until_step": 2, "seq_len": 32}]),
+                 ("until step 2 (32)", "parallel.context (2)")),
                 (2, dict(log_noise_scale_every_steps=1), ("log.noise_scale_every_steps", "parallel.context (2)")),
                 (3, {}, ("the number of ranks (3) must be a multiple of parallel.context (2)",))]:
             with self.subTest(changes):
