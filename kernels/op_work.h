@@ -108,27 +108,42 @@ inline Work work_of(const Dropout& op) {
 // The number of pairs of a query and a visible key, over all heads. Ignores first_key, which is in device memory.
 // Approximates the causal half by seq_len^2 / 2, and counts the smaller windows of the first queries.
 template <class Op> double attention_pairs(const Op& op) {
-    const double length = op.seq_len, window = op.window > 0 ? std::min<double>(op.window, length) : length;
-    return double(op.batch) * op.n_head * window * (length - window / 2);
+    const double length = op.seq_len, distance = op.chunk.distance;
+    // The keys below the rows [row, row + length), of `length` keys.
+    const auto keys_below = [&](double row) {
+        const auto sum = [&](double end) {
+            const double inside = std::clamp(end, 0.0, length);
+            return inside * inside / 2 + length * std::max(0.0, end - length);
+        };
+        return sum(row + length) - sum(row);
+    };
+    const double hidden = op.window > 0 ? keys_below(distance - op.window) : 0;
+    return double(op.batch) * op.n_head * (keys_below(distance) - hidden);
 }
 
 template <class Op> std::string attention_shape(const Op& op) {
     return format("batch %d, seq_len %d, heads %d of %d", op.batch, op.seq_len, op.n_head, op.head_size) +
            (op.n_kv_head < op.n_head ? format(", %d of keys", op.n_kv_head) : std::string()) +
-           (op.window > 0 ? format(", window %d", op.window) : std::string());
+           (op.window > 0 ? format(", window %d", op.window) : std::string()) +
+           (op.chunk ? format(", keys %d earlier", op.chunk.distance) : std::string());
 }
 
-// Two GEMMs; the backward pass has five by convention, not counting recomputation.
-inline Work work_of(const AttentionForward& op) {
-    const double tokens = double(op.batch) * op.seq_len, heads = op.n_head, kv_heads = op.n_kv_head;
-    return {"attention_forward", 4 * attention_pairs(op) * op.head_size,
-            bytes_of(op.out, tokens * op.head_size * (2 * heads + 2 * kv_heads)), attention_shape(op)};
+// Two GEMMs; the backward pass has five by convention, not counting recomputation. Every chunk but the first reads FP32
+// sums for the queries, and every one but the last writes them instead of the result.
+template <class Op> Work attention_work(const char* name, int gemms, View result, int reads_of_queries, const Op& op) {
+    const double tokens = double(op.batch) * op.seq_len * op.head_size, queries = tokens * op.n_head;
+    const int sums = !op.chunk.is_first + !op.chunk.is_last;
+    return {name, 2 * gemms * attention_pairs(op) * op.head_size,
+            bytes_of(result, reads_of_queries * queries + op.chunk.is_last * queries + 2 * tokens * op.n_kv_head) +
+                sums * queries * sizeof(float),
+            attention_shape(op)};
 }
-
+inline Work work_of(const AttentionForward& op) { return attention_work("attention_forward", 2, op.out, 1, op); }
 inline Work work_of(const AttentionBackward& op) {
-    const double tokens = double(op.batch) * op.seq_len, heads = op.n_head, kv_heads = op.n_kv_head;
-    return {"attention_backward", 10 * attention_pairs(op) * op.head_size,
-            bytes_of(op.dqkv, tokens * op.head_size * (4 * heads + 4 * kv_heads)), attention_shape(op)};
+    Work work = attention_work("attention_backward", 5, op.dqkv, 3, op);
+    const double keys = 2.0 * op.batch * op.seq_len * op.n_kv_head * op.head_size;
+    work.bytes += op.chunk ? (op.accumulate_dkv ? 2 : 1) * keys * sizeof(float) : bytes_of(op.dqkv, keys);
+    return work;
 }
 
 // Counts full sequences, because their lengths are in device memory.

@@ -245,14 +245,15 @@ struct KeyChunk {
     int distance = 0;  // from there to the first query's position: 0, or at least seq_len and a multiple of 16
     bool is_first = true, is_last = true;  // of the chunks that the queries see
 
-    explicit operator bool() const { return bool(kv); }
+    HOST_DEVICE explicit operator bool() const { return bool(kv); }
 };
 
-// The attention of the queries to the chunks so far: overwritten by the first chunk, read and updated by the others.
-// The last chunk's op reads it and writes the op's outputs instead.
+// The attention of the queries to the chunks so far, in the backend's units: overwritten by the first chunk, updated by
+// the others except the last, whose op reads it and writes the op's outputs instead. `kv` and `out` are aligned
+// to 16 bytes, and so are `dquery` and `dkv` in the backward op.
 struct RunningAttention {
     float* out = nullptr;  // (batch, seq_len, n_head * head_size), sum of exp(score - max) value, with dropout
-    float* max = nullptr;  // (batch, n_head, seq_len), of the scores, in the backend's units
+    float* max = nullptr;  // (batch, n_head, seq_len), of the scores
     float* sum = nullptr;  // (batch, n_head, seq_len), of exp(score - max)
 };
 
@@ -287,9 +288,10 @@ struct AttentionBackward {
     DropoutMask dropout = {};  // the forward op's
     // With a chunk, dqkv receives only the gradients of the queries, from the last chunk's op.
     KeyChunk chunk = {};
-    float* dquery = nullptr;  // (batch, seq_len, n_head * head_size), their sum over the chunks so far: overwritten by
-                              // the first chunk, updated by the others; null if there is only one
-    float* dkv = nullptr;     // (batch, seq_len, 2 n_kv_head * head_size)  = or += by `accumulate_dkv`
+    float* dquery = nullptr;  // (batch, seq_len, n_head * head_size), their sum over the chunks so far, in the
+                              // backend's units: overwritten by the first chunk, updated by the others except the last;
+                              // null if there is only one
+    float* dkv = nullptr;  // (batch, seq_len, 2 n_kv_head * head_size)  = or += by `accumulate_dkv`
     bool accumulate_dkv = false;
 };
 void attention_backward(const AttentionBackward& op, Stream stream);

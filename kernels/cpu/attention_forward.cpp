@@ -83,19 +83,18 @@ template <class T> void attend(const AttentionForward& op, int b, int first_head
     OnlineSoftmax softmax[kHeadsOfTask];
     const FirstKeys first(op, b, query_begin, n_queries);
     const KeyRows<T> rows = KeyRows<T>::of(op, b, kv_head);
-    const bool continues = op.chunk && !op.chunk.is_first, sees_none = first.first_tile() >= first.end();
+    const bool continues = op.chunk && !op.chunk.is_first;
 
     for (int h = 0; h < n_heads; h++) {
         load_tile(out + h * kQueries * step, step, kQueries, op.qkv.as<T>() + at.query(b, first_head + h, query_begin),
                   at.qkv_step(), n_queries, size);
         tile_transpose({queries_t + h * kQueries * step, kQueries, out + h * kQueries * step, step, kQueries, step},
                        query_factor(op));
-        if (continues || sees_none)
-            load_tile(out + h * kQueries * step, step, kQueries,
-                      continues ? op.running.out + at.out(b, first_head + h, query_begin) : nullptr, at.out_step(),
-                      continues ? n_queries : 0, size);
+        if (!continues) continue;  // the first key of a query overwrites or rescales its `out` with 0
         const size_t place = at.lse(b, first_head + h, query_begin);
-        if (continues) softmax[h].load(op.running.max + place, op.running.sum + place, n_queries);
+        softmax[h].load(op.running.max + place, op.running.sum + place, n_queries);
+        load_tile(out + h * kQueries * step, step, kQueries, op.running.out + at.out(b, first_head + h, query_begin),
+                  at.out_step(), n_queries, size);
     }
     for (int key_begin = first.first_tile(); key_begin < first.end(); key_begin += kKeys) {
         // Overwrites `out` for every query.

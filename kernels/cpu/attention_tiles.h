@@ -77,8 +77,8 @@ public:
     template <class Op>
     FirstKeys(const Op& op, int b, int query_begin, int n_queries)
         : query_begin_(query_begin + op.chunk.distance), n_queries_(n_queries) {
-        const VisibleKeys visible(op, b);
-        end_ = visible.end(query_begin + n_queries - 1, op.seq_len);
+        const VisibleKeys visible = VisibleKeys::of(op, b);
+        end_ = visible.end(query_begin + n_queries - 1);
         for (int lane = 0; lane < kQueries; lane++)
             lanes[lane] = visible.first(query_begin + std::min(lane, n_queries - 1));
     }

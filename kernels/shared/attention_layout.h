@@ -1,6 +1,8 @@
 // The memory layout of attention heads, the same in every backend.
 #pragma once
 
+#include <limits>
+
 #include "kernels/base/check.h"
 #include "kernels/ops.h"
 
@@ -33,23 +35,23 @@ struct AttentionLayout {
     HOST_DEVICE size_t chunk_value(int b, int kv_head, int t) const { return chunk_key(b, n_kv_head + kv_head, t); }
 };
 
-// The keys and values of one head.
+// The keys and values of one head, from position `first` on.
 template <class T> struct KeyRows {
-    const T *keys, *values;  // of position 0
-    size_t step;             // elements from one position to the next
+    const T *keys, *values;
+    size_t step;  // elements from one position to the next
 
-    template <class Op> HOST_DEVICE static KeyRows of_qkv(const Op& op, int b, int kv_head) {
+    template <class Op> HOST_DEVICE static KeyRows of_qkv(const Op& op, int b, int kv_head, int first) {
         const AttentionLayout at(op);
         const T* qkv = op.qkv.template as<T>();
-        return {qkv + at.key(b, kv_head, 0), qkv + at.value(b, kv_head, 0), at.qkv_step()};
+        return {qkv + at.key(b, kv_head, first), qkv + at.value(b, kv_head, first), at.qkv_step()};
     }
-    template <class Op> HOST_DEVICE static KeyRows of_chunk(const Op& op, int b, int kv_head) {
+    template <class Op> HOST_DEVICE static KeyRows of_chunk(const Op& op, int b, int kv_head, int first) {
         const AttentionLayout at(op);
         const T* kv = op.chunk.kv.template as<T>();
-        return {kv + at.chunk_key(b, kv_head, 0), kv + at.chunk_value(b, kv_head, 0), at.kv_step()};
+        return {kv + at.chunk_key(b, kv_head, first), kv + at.chunk_value(b, kv_head, first), at.kv_step()};
     }
     template <class Op> HOST_DEVICE static KeyRows of(const Op& op, int b, int kv_head) {
-        return op.chunk ? of_chunk(op, b, kv_head) : of_qkv(op, b, kv_head);
+        return op.chunk ? of_chunk(op, b, kv_head, 0) : of_qkv(op, b, kv_head, 0);
     }
 };
 
@@ -58,15 +60,26 @@ template <class T> struct KeyRows {
 struct VisibleKeys {
     const int* first_key = nullptr;  // (seq_len), positions; or null
     int window = 0;                  // 0: no window
-    int start = 0, distance = 0;     // the keys' first position, and from there to the first query
+    int start = 0, distance = 0;     // of a chunk's keys: their first position, and from there to the first query
+    int count = std::numeric_limits<int>::max();  // of a chunk's keys; without a chunk, the queries end with the keys
 
     VisibleKeys() = default;
+    // The keys of qkv.
     template <class Op>
     HOST_DEVICE VisibleKeys(const Op& op, int b)
-        : first_key(op.first_key ? op.first_key + size_t(b) * op.seq_len : nullptr),
-          window(op.window),
-          start(op.chunk.start),
-          distance(op.chunk.distance) {}
+        : first_key(op.first_key ? op.first_key + size_t(b) * op.seq_len : nullptr), window(op.window) {}
+    // The keys of the op's chunk, if it has one.
+    template <class Op> HOST_DEVICE static VisibleKeys of(const Op& op, int b) {
+        VisibleKeys visible(op, b);
+        visible.start = op.chunk.start;
+        visible.distance = op.chunk.distance;
+        visible.count = op.seq_len;
+        return visible;
+    }
+
+    // Positions in the whole sequence, which dropout depends on.
+    HOST_DEVICE int query_position(int query) const { return start + distance + query; }
+    HOST_DEVICE int key_position(int key) const { return start + key; }
 
     HOST_DEVICE int first(int query) const {
         const int row = query + distance;  // of a key at the query's position
@@ -74,10 +87,9 @@ struct VisibleKeys {
         const int of_document = first_key ? first_key[query] - start : 0;
         return of_window > of_document ? of_window : of_document;
     }
-    // The end for the last of some queries.
-    HOST_DEVICE int end(int last_query, int seq_len) const {
-        const int causal = last_query + distance + 1;
-        return causal < seq_len ? causal : seq_len;
+    HOST_DEVICE int end(int query) const {
+        const int causal = query + distance + 1;
+        return causal < count ? causal : count;
     }
     // The first query that may see the key.
     HOST_DEVICE int first_query(int key) const { return distance > 0 ? 0 : key; }

@@ -50,7 +50,7 @@ template <int kHeadSize, AttentionKind kKind> struct Shape {
     static constexpr int kRows = kWarps * kWarpRows;  // stationary: queries in the first kernel, keys in the second
     // Whether the first stationary rows, with all their fragments in registers, share memory with a streamed tile.
     // `any` needs some of those registers, so its streamed tiles are half as long in the same memory.
-    static constexpr bool kShares = kKind != AttentionKind::any;
+    static constexpr bool kShares = !has_all_features(kKind);
     static constexpr int kOthers = kShares ? kRows / 2 : kRows / 4;  // rows of a streamed tile
     static constexpr int kPart = 16;                                 // rows whose scores are in registers at a time
 };
@@ -67,14 +67,12 @@ struct UnmaskedBackward {
     DropoutMask dropout;
 };
 template <AttentionKind kKind>
-using Arguments = std::conditional_t<kKind == AttentionKind::any, AttentionBackward, UnmaskedBackward>;
+using Arguments = std::conditional_t<has_all_features(kKind), AttentionBackward, UnmaskedBackward>;
 
-__device__ __forceinline__ VisibleKeys visible_keys(const AttentionBackward& op, int b) { return VisibleKeys(op, b); }
-__device__ __forceinline__ VisibleKeys visible_keys(const UnmaskedBackward&, int) { return {}; }
 __device__ __forceinline__ float softcap_of(const AttentionBackward& op) { return op.softcap; }
 __device__ __forceinline__ float softcap_of(const UnmaskedBackward&) { return 0; }
 template <AttentionKind kKind, class Op> __device__ __forceinline__ bool drops(const Op& op) {
-    return kKind == AttentionKind::any ? bool(op.dropout) : kKind == AttentionKind::dropout;
+    return has_all_features(kKind) ? bool(op.dropout) : kKind == AttentionKind::dropout;
 }
 
 // 49 KiB for heads of 64, 73 KiB for heads of 96, 97 KiB for heads of 128 and 256.
@@ -156,15 +154,14 @@ template <class T, int kHeadSize, AttentionKind kKind>
 __global__ void __launch_bounds__(Shape<kHeadSize, kKind>::kThreads, Shape<kHeadSize, kKind>::kBlocksPerMultiprocessor)
     attention_backward_query_kernel(Arguments<kKind> op) {
     using S = Shape<kHeadSize, kKind>;
-    constexpr bool kAny = kKind == AttentionKind::any;
+    constexpr bool kAny = has_all_features(kKind), kChunk = kKind == AttentionKind::chunk;
     auto& s = shared_memory<Shared<T, kHeadSize, S>>();
     const AttentionLayout at(op);
     const auto [b, kv_head, begin] = attention_task(S::kRows, LongestBlock::last);
     const QueryRows<16, kAny> rows(at, kv_head, begin);
     const int lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 * S::kWarpRows;
     const T* __restrict__ qkv = op.qkv.template as<T>();
-    const T* keys = qkv + at.key(b, kv_head, 0);
-    const T* values = qkv + at.value(b, kv_head, 0);
+    const KeyRows<T> of_head = key_rows<kKind, T>(op, b, kv_head);
     const float softcap = softcap_of(op), scale_log2 = (kAny && softcap > 0 ? softcap : op.scale) * kLog2E;
 
     const auto query_at = [&](int head, int position) { return at.query(b, head, position); };
@@ -173,13 +170,13 @@ __global__ void __launch_bounds__(Shape<kHeadSize, kKind>::kThreads, Shape<kHead
     load_queries_async<kHeadSize, S::kRows, S::kThreads>(s.staying(1), op.dout.template as<T>(), rows, at.seq_len,
                                                          at.out_step(), out_at);
     ptx::cp_async_commit();
-    const VisibleKeys visible = visible_keys(op, b);
+    const VisibleKeys visible = visible_keys<kKind>(op, b);
     const KeyTiles tiles = tiles_of_block<kAny>(rows, S::kRows, S::kOthers, visible, at.seq_len);
     // Stage 1 holds the stationary rows until their fragments are in registers.
     auto load_keys = [&](int tile) {
         const int stage = (tile - tiles.begin) % 2;
-        load_keys_async<kHeadSize, S::kOthers, S::kThreads>(s.passing(stage, 0), s.passing(stage, 1), tile, keys,
-                                                            values, at);
+        load_keys_async<kHeadSize, S::kOthers, S::kThreads>(s.passing(stage, 0), s.passing(stage, 1), tile, of_head,
+                                                            at);
     };
     load_keys(tiles.begin);
     ptx::cp_async_wait<1>();
@@ -198,6 +195,12 @@ __global__ void __launch_bounds__(Shape<kHeadSize, kKind>::kThreads, Shape<kHead
 
     const WarpKeys<kAny, S::kWarpRows, QueryRows<16, kAny>> warp(rows, warp_row, visible, at.seq_len);
     Sums<S, kHeadSize> dquery = {};
+    const auto out_of_row = [&](int r) {
+        const int position = rows.position(warp_row + r);
+        return position < at.seq_len ? int64_t(out_at(rows.head(warp_row + r), position)) : -1;
+    };
+    if constexpr (kChunk)
+        if (!op.chunk.is_first) load_sums<kHeadSize>(dquery, op.dquery, out_of_row);
     for (int tile = tiles.begin; tile < tiles.end; tile++) {
         ptx::cp_async_wait<0>();
         __syncthreads();  // wait for the tile, and until all warps have read the other stage and the stationary rows
@@ -217,7 +220,7 @@ __global__ void __launch_bounds__(Shape<kHeadSize, kKind>::kThreads, Shape<kHead
             mask_scores(scores, warp, rows, warp_row, first, visible, at.seq_len);
             if (drops<kKind>(op))
                 for_each_decision<S::kM, S::kPart / 8>(
-                    op.dropout, op.dropout.keys[b], rows, warp_row, first,
+                    op.dropout, op.dropout.keys[b], rows, warp_row, visible, first,
                     [&](int m, int n, int i, bool kept) { dscores[m][n][i] *= kept ? op.dropout.factor : 0.0f; });
             const auto to_gradients = [&]<bool kCapped>() {
                 for_each_element<S::kM, S::kPart / 8>([&](int m, int n, int i, int, int) {
@@ -230,6 +233,10 @@ __global__ void __launch_bounds__(Shape<kHeadSize, kKind>::kThreads, Shape<kHead
                 to_gradients.template operator()<false>();
             add_weighted_rows<T, kHeadSize>(dquery, dscores, ptx::shared_address(key), 0);
         }
+    }
+    if constexpr (kChunk) {
+        ptx::cp_async_wait<0>();  // for the first tile, if the queries see none
+        if (!op.chunk.is_last) return store_sums<kHeadSize>(op.dquery, dquery, out_of_row);
     }
     store_queries<T, kHeadSize>(op.dqkv.template as<T>(), rows, at.seq_len, at.qkv_step(), query_at, s.outgoing(),
                                 warp_row, dquery, [&](int, int) { return op.scale; });
@@ -251,8 +258,8 @@ private:
 };
 
 template <class T, int kHeadSize, class S, class Op>
-__device__ __forceinline__ void load_query_tile_async(Shared<T, kHeadSize, S>& s, int stage, const Op& op, int b,
-                                                      int head, int begin) {
+__device__ __forceinline__ void load_query_tile_async(Shared<T, kHeadSize, S>& s, int stage, const Op& op,
+                                                      const VisibleKeys& visible, int b, int head, int begin) {
     constexpr int kOthers = S::kOthers, kThreads = S::kThreads;
     const AttentionLayout at(op);
     const int count = at.seq_len - begin;
@@ -266,10 +273,26 @@ __device__ __forceinline__ void load_query_tile_async(Shared<T, kHeadSize, S>& s
         const QueryStatistics* from = static_cast<const QueryStatistics*>(op.scratch) + at.lse(b, head, begin);
         ptx::cp_async<8>(ptx::shared_address(&s.statistics[stage][row]), from + (inside ? row : 0), inside ? 8 : 0);
         // Repeats the last query's value after the end, so that the numbers never decrease.
-        if (const int* first_key = visible_keys(op, b).first_key)
-            ptx::cp_async<4>(ptx::shared_address(&s.first_key[stage][row]), first_key + begin + min(row, count - 1));
+        if (visible.first_key)
+            ptx::cp_async<4>(ptx::shared_address(&s.first_key[stage][row]),
+                             visible.first_key + begin + min(row, count - 1));
     }
     ptx::cp_async_commit();
+}
+
+// Stores factor(m, half) times the sums of the warp's first `count` rows of keys or values, to rows of dqkv or of a
+// chunk's dkv.
+template <class T, int kHeadSize, AttentionKind kKind, class S, class Op, class Factor>
+__device__ __forceinline__ void store_gradient(Shared<T, kHeadSize, S>& s, const Op& op, size_t in_qkv, size_t in_chunk,
+                                               int count, int warp_row, const Sums<S, kHeadSize>& sums, Factor factor) {
+    const AttentionLayout at(op);
+    if constexpr (kKind == AttentionKind::chunk) {
+        const auto place = [&](int r) { return r < count ? int64_t(r * at.kv_step()) : -1; };
+        store_sums<kHeadSize>(op.dkv + in_chunk, sums, place, factor(0, 0), op.accumulate_dkv);
+    } else {
+        store_rows<T, kHeadSize>(op.dqkv.template as<T>() + in_qkv, at.qkv_step(), count, s.outgoing(), warp_row, sums,
+                                 factor);
+    }
 }
 
 // The gradients that a launch of the kernel computes. With heads of 256, the sums of one gradient fill half of the
@@ -280,51 +303,51 @@ template <class T, int kHeadSize, AttentionKind kKind, Gradient kGradient>
 __global__ void __launch_bounds__(Shape<kHeadSize, kKind>::kThreads, Shape<kHeadSize, kKind>::kBlocksPerMultiprocessor)
     attention_backward_key_kernel(Arguments<kKind> op) {
     using S = Shape<kHeadSize, kKind>;
-    constexpr bool kAny = kKind == AttentionKind::any;
+    constexpr bool kAny = has_all_features(kKind), kChunk = kKind == AttentionKind::chunk;
     constexpr bool kOfKeys = kGradient != Gradient::values, kOfValues = kGradient != Gradient::keys;
     auto& s = shared_memory<Shared<T, kHeadSize, S>>();
     const AttentionLayout at(op);
     const auto [b, kv_head, begin] = attention_task(S::kRows, LongestBlock::first);
     const int warp_row = threadIdx.x / 32 * S::kWarpRows, lane = threadIdx.x % 32;
-    const T* __restrict__ qkv = op.qkv.template as<T>();
     const float softcap = softcap_of(op), scale_log2 = (kAny && softcap > 0 ? softcap : op.scale) * kLog2E;
 
     const int n_keys = at.seq_len - begin;
-    load_tile_async<kHeadSize, S::kRows, S::kThreads>(s.staying(1), qkv + at.key(b, kv_head, begin), at.qkv_step(),
-                                                      n_keys);
-    load_tile_async<kHeadSize, S::kRows, S::kThreads>(s.staying(0), qkv + at.value(b, kv_head, begin), at.qkv_step(),
-                                                      n_keys);
+    const KeyRows<T> of_block = key_rows<kKind, T>(op, b, kv_head, begin);
+    load_tile_async<kHeadSize, S::kRows, S::kThreads>(s.staying(1), of_block.keys, of_block.step, n_keys);
+    load_tile_async<kHeadSize, S::kRows, S::kThreads>(s.staying(0), of_block.values, of_block.step, n_keys);
     ptx::cp_async_commit();
     if (kAny && op.dropout && threadIdx.x == 0) s.sample_key = op.dropout.keys[b];
-    const VisibleKeys visible = visible_keys(op, b);
-    const int query_end = kAny ? visible.end_of_queries(min(begin + S::kRows, at.seq_len) - 1, at.seq_len) : at.seq_len;
-    const QueryTiles<S::kOthers> tiles(at, kv_head, begin, query_end);
-    load_query_tile_async(s, 0, op, b, tiles.head(0), begin);
+    const VisibleKeys visible = visible_keys<kKind>(op, b);
+    const int query_begin = visible.first_query(begin);
+    int query_end = kAny ? visible.end_of_queries(min(begin + S::kRows, at.seq_len) - 1, at.seq_len) : at.seq_len;
+    if (kChunk) query_end = max(query_end, query_begin + 1);  // at least one tile, even if no query sees the keys
+    const QueryTiles<S::kOthers> tiles(at, kv_head, query_begin, query_end);
+    load_query_tile_async(s, 0, op, visible, b, tiles.head(0), query_begin);
     ptx::cp_async_wait<1>();
     __syncthreads();  // wait for key and value
     // With 128 registers of sums, heads of 64 have no registers for the last step of the keys, and with philox() for
     // none of the steps.
     constexpr int kSparedOfKeys = kHeadSize == 64 ? (kKind == AttentionKind::plain ? 1 : 4) : kHeadSize == 256 ? 16 : 0;
-    constexpr int kSparedOfValues = kHeadSize == 256                                 ? 16
-                                    : kKind != AttentionKind::any || kHeadSize == 96 ? 0
-                                    : kHeadSize == 64                                ? 2
-                                                                                     : 4;
+    constexpr int kSparedOfValues = kHeadSize == 256                              ? 16
+                                    : !has_all_features(kKind) || kHeadSize == 96 ? 0
+                                    : kHeadSize == 64                             ? 2
+                                                                                  : 4;
     const Staying<S, kHeadSize, kSparedOfKeys> key(ptx::shared_address(s.staying(1)), warp_row);
     const Staying<S, kHeadSize, kSparedOfValues> value(ptx::shared_address(s.staying(0)), warp_row);
 
     // End of the queries that see any of the warp's keys, relative to the first key.
     const int warp_end = min(begin + warp_row + S::kWarpRows, at.seq_len);
-    const int reach = kAny ? visible.end_of_queries(warp_end - 1, at.seq_len) - (begin + warp_row) : 0;
+    const int reach =
+        kAny ? visible.end_of_queries(warp_end - 1, at.seq_len) + visible.distance - (begin + warp_row) : 0;
     Sums<S, kHeadSize> dkey = {}, dvalue = {};
     const int n_tiles = tiles.count(at);
     for (int tile = 0; tile < n_tiles; tile++) {
         ptx::cp_async_wait<0>();
         __syncthreads();  // wait for the tile, and until all warps have read the other stage and the stationary rows
         if (tile + 1 < n_tiles)
-            load_query_tile_async(s, (tile + 1) % 2, op, b, tiles.head(tile + 1), tiles.begin(tile + 1));
-        const int first_distance = tiles.begin(tile) - (begin + warp_row);
-        const TileFirstKeys first{s.first_key[tile % 2], visible.first_key != nullptr, visible.window,
-                                  tiles.begin(tile)};
+            load_query_tile_async(s, (tile + 1) % 2, op, visible, b, tiles.head(tile + 1), tiles.begin(tile + 1));
+        const int first_distance = tiles.begin(tile) + visible.distance - (begin + warp_row);
+        const TileFirstKeys first{s.first_key[tile % 2], visible, tiles.begin(tile) + visible.distance};
 #pragma unroll
         for (int part = 0; part < S::kOthers; part += S::kPart) {
             const int distance = first_distance + part;
@@ -335,8 +358,8 @@ __global__ void __launch_bounds__(Shape<kHeadSize, kKind>::kThreads, Shape<kHead
             uint32_t dropped = 0;  // one bit per score of the lane, computed while no register holds a score
             if (drops<kKind>(op))
                 for_each_decision_of_transposed<S::kM>(
-                    op.dropout, kAny ? s.sample_key : op.dropout.keys[b], tiles.head(tile), tiles.begin(tile) + part,
-                    begin + warp_row,
+                    op.dropout, kAny ? s.sample_key : op.dropout.keys[b], tiles.head(tile), visible,
+                    tiles.begin(tile) + part, begin + warp_row,
                     [&](int m, int n, int i, bool kept) { dropped |= uint32_t(!kept) << (8 * m + 4 * n + i); });
             [[maybe_unused]] const auto is_dropped = [&](int m, int n, int i) {
                 return dropped >> (8 * m + 4 * n + i) & 1;
@@ -383,20 +406,20 @@ __global__ void __launch_bounds__(Shape<kHeadSize, kKind>::kThreads, Shape<kHead
         }
     }
     const int row_begin = begin + warp_row, count = at.seq_len - row_begin;
-    T* dqkv = op.dqkv.template as<T>();
     if constexpr (kOfKeys)
-        store_rows<T, kHeadSize>(dqkv + at.key(b, kv_head, row_begin), at.qkv_step(), count, s.outgoing(), warp_row,
-                                 dkey, [&](int, int) { return op.scale; });
+        store_gradient<T, kHeadSize, kKind>(s, op, at.key(b, kv_head, row_begin), at.chunk_key(b, kv_head, row_begin),
+                                            count, warp_row, dkey, [&](int, int) { return op.scale; });
     if constexpr (kOfValues)
-        store_rows<T, kHeadSize>(dqkv + at.value(b, kv_head, row_begin), at.qkv_step(), count, s.outgoing(), warp_row,
-                                 dvalue, [&](int, int) { return drops<kKind>(op) ? op.dropout.factor : 1.0f; });
+        store_gradient<T, kHeadSize, kKind>(s, op, at.value(b, kv_head, row_begin),
+                                            at.chunk_value(b, kv_head, row_begin), count, warp_row, dvalue,
+                                            [&](int, int) { return drops<kKind>(op) ? op.dropout.factor : 1.0f; });
 }
 
 template <class T, int kHeadSize, AttentionKind kKind>
 void launch_backward(const AttentionBackward& op, Stream stream) {
     using S = Shape<kHeadSize, kKind>;
     Arguments<kKind> arguments;
-    if constexpr (kKind == AttentionKind::any)
+    if constexpr (has_all_features(kKind))
         arguments = op;
     else
         arguments = {op.dqkv,    op.scratch, op.dout,      op.qkv,       op.out,   op.lse,    op.batch,
@@ -405,7 +428,7 @@ void launch_backward(const AttentionBackward& op, Stream stream) {
         launch(kernel, {name, attention_grid(op, rows, S::kRows), S::kThreads, sizeof(Shared<T, kHeadSize, S>)}, stream,
                arguments);
     };
-    const int query_rows = QueryRows<16, kKind == AttentionKind::any>::count(AttentionLayout(op));
+    const int query_rows = QueryRows<16, has_all_features(kKind)>::count(AttentionLayout(op));
     start(attention_backward_query_kernel<T, kHeadSize, kKind>, "attention_backward_query", query_rows);
     auto start_keys = [&]<Gradient kGradient>() {
         start(attention_backward_key_kernel<T, kHeadSize, kKind, kGradient>, "attention_backward_key", op.seq_len);
@@ -421,8 +444,10 @@ void launch_backward(const AttentionBackward& op, Stream stream) {
 }  // namespace
 
 void attention_backward(const AttentionBackward& op, Stream stream) {
-    dispatch("attention_backward", {op.dqkv, op.dout, op.qkv, op.out}, [&]<class T>() {
+    dispatch("attention_backward", {op.dqkv, op.dout, op.qkv, op.out, op.chunk.kv}, [&]<class T>() {
         require_attention_sizes(op);
+        require_chunk(op.chunk, op.seq_len, op.dquery);
+        require(!op.chunk || op.dkv, "attention_backward: a chunk without dkv");
         require(reinterpret_cast<uintptr_t>(op.scratch) % 64 == 0,
                 "attention_backward: scratch %p is not 64-byte aligned", op.scratch);
         if constexpr (sizeof(T) == 2) {
@@ -430,6 +455,7 @@ void attention_backward(const AttentionBackward& op, Stream stream) {
                 launch_backward<T, kHeadSize, kKind>(op, stream);
                 return true;
             };
+            require_aligned_chunk({op.chunk.kv, op.dquery, op.dkv});
             if (are_aligned(16, {op.dqkv, op.dout, op.qkv, op.out}) && for_attention_kernel(op, start)) return;
         }
         attention_backward_general<T>(op, stream);

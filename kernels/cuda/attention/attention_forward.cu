@@ -100,15 +100,14 @@ __global__ void __launch_bounds__(Shape<kHeadSize, kKind>::kThreads, Shape<kHead
     attention_forward_kernel(AttentionForward op) {
     using S = Shape<kHeadSize, kKind>;
     constexpr int kKeys = S::kKeys, kM = S::kM;
-    constexpr bool kAny = kKind == AttentionKind::any;
+    constexpr bool kAny = has_all_features(kKind), kChunk = kKind == AttentionKind::chunk;
     auto& s = shared_memory<Shared<T, kHeadSize, S>>();
     const AttentionLayout at(op);
     const auto [b, kv_head, begin] = attention_task(S::kQueries, LongestBlock::last);
     const QueryRows<16, kAny> rows(at, kv_head, begin);
     const int lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 * S::kWarpQueries;
     const T* __restrict__ qkv = op.qkv.as<T>();
-    const T* keys = qkv + at.key(b, kv_head, 0);
-    const T* values = qkv + at.value(b, kv_head, 0);
+    const KeyRows<T> of_head = key_rows<kKind, T>(op, b, kv_head);
     const bool has_cap = kAny && op.softcap > 0, drops = kAny ? bool(op.dropout) : kKind == AttentionKind::dropout;
     const float scale = has_cap ? op.softcap : op.scale, scale_log2 = scale * kLog2E;
 
@@ -117,10 +116,9 @@ __global__ void __launch_bounds__(Shape<kHeadSize, kKind>::kThreads, Shape<kHead
     ptx::cp_async_commit();
     if (kAny && op.dropout && threadIdx.x == 0) s.sample_key = op.dropout.keys[b];
     auto load_keys = [&](int tile) {
-        load_keys_async<kHeadSize, kKeys, S::kThreads>(s.key[tile % 2][0], s.value[tile % 2][0], tile, keys, values,
-                                                       at);
+        load_keys_async<kHeadSize, kKeys, S::kThreads>(s.key[tile % 2][0], s.value[tile % 2][0], tile, of_head, at);
     };
-    const VisibleKeys visible(op, b);
+    const VisibleKeys visible = visible_keys<kKind>(op, b);
     const KeyTiles tiles = tiles_of_block<kAny>(rows, S::kQueries, kKeys, visible, at.seq_len);
     load_keys(tiles.begin);
     ptx::cp_async_wait<1>();
@@ -131,6 +129,24 @@ __global__ void __launch_bounds__(Shape<kHeadSize, kKind>::kThreads, Shape<kHead
     float out[kM][kHeadSize / 8][4] = {};
     // lowest() is too low for a query that sees no key of its first tiles: after scaling, it could become infinite.
     OnlineSoftmax<kM> softmax(kAny ? -0x1p100f : std::numeric_limits<float>::lowest());
+    const auto out_at = [&](int head, int position) { return at.out(b, head, position); };
+    const auto out_of_row = [&](int r) {
+        const int position = rows.position(warp_row + r);
+        return position < at.seq_len ? int64_t(out_at(rows.head(warp_row + r), position)) : -1;
+    };
+    if (kChunk && !op.chunk.is_first) {
+        load_sums<kHeadSize>(out, op.running.out, out_of_row);
+#pragma unroll
+        for (int m = 0; m < kM; m++)
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                const int row = warp_row + 16 * m + 8 * half + lane / 4, position = rows.position(row);
+                if (position >= at.seq_len) continue;
+                const size_t place = at.lse(b, rows.head(row), position);
+                softmax.max[m][half] = op.running.max[place];
+                softmax.sum[m][half] = lane % 4 == 0 ? op.running.sum[place] : 0.0f;
+            }
+    }
     for (int tile = tiles.begin; tile < tiles.end; tile++) {
         ptx::cp_async_wait<0>();
         __syncthreads();  // wait for the tile, and until all warps have read the other stage
@@ -146,31 +162,37 @@ __global__ void __launch_bounds__(Shape<kHeadSize, kKind>::kThreads, Shape<kHead
         add_to_softmax<kHeadSize, kKeys>(softmax, out, scores, scale_log2);
         if (drops)
             for_each_decision<kM, kKeys / 8>(op.dropout, kAny ? s.sample_key : op.dropout.keys[b], rows, warp_row,
-                                             tile * kKeys, [&](int m, int n, int i, bool kept) {
+                                             visible, tile * kKeys, [&](int m, int n, int i, bool kept) {
                                                  if (!kept) scores[m][n][i] = 0;
                                              });
         add_weighted_rows<T, kHeadSize>(out, scores, ptx::shared_address(s.value[tile % 2]), 0);
     }
 
+    if (kChunk) ptx::cp_async_wait<0>();  // for the first tile, if the queries see none
+    const bool is_sum = kChunk && !op.chunk.is_last;
 #pragma unroll
     for (int m = 0; m < kM; m++)
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             const int row = warp_row + 16 * m + 8 * half + lane / 4, position = rows.position(row);
             softmax.sum[m][half] = lanes_reduce<4>(softmax.sum[m][half], Sum());
-            if (lane % 4 == 0 && position < at.seq_len)
-                op.lse[at.lse(b, rows.head(row), position)] = softmax.max[m][half] * scale + logf(softmax.sum[m][half]);
+            if (lane % 4 != 0 || position >= at.seq_len) continue;
+            const size_t place = at.lse(b, rows.head(row), position);
+            if (is_sum)
+                op.running.max[place] = softmax.max[m][half], op.running.sum[place] = softmax.sum[m][half];
+            else
+                op.lse[place] = softmax.max[m][half] * scale + logf(softmax.sum[m][half]);
         }
+    if (is_sum) return store_sums<kHeadSize>(op.running.out, out, out_of_row);
     const float factor = drops ? op.dropout.factor : 1.0f;
     const auto factor_of_row = [&](int m, int half) { return factor / softmax.sum[m][half]; };
-    const auto out_at = [&](int head, int position) { return at.out(b, head, position); };
     store_queries<T, kHeadSize>(op.out.as<T>(), rows, at.seq_len, at.out_step(), out_at, s.query[0], warp_row, out,
                                 factor_of_row);
 }
 
 template <class T, int kHeadSize, AttentionKind kKind> void launch_forward(const AttentionForward& op, Stream stream) {
     using S = Shape<kHeadSize, kKind>;
-    const int rows = QueryRows<16, kKind == AttentionKind::any>::count(AttentionLayout(op));
+    const int rows = QueryRows<16, has_all_features(kKind)>::count(AttentionLayout(op));
     launch(attention_forward_kernel<T, kHeadSize, kKind>,
            {"attention_forward", attention_grid(op, rows, S::kQueries), S::kThreads, sizeof(Shared<T, kHeadSize, S>)},
            stream, op);
@@ -179,13 +201,15 @@ template <class T, int kHeadSize, AttentionKind kKind> void launch_forward(const
 }  // namespace
 
 void attention_forward(const AttentionForward& op, Stream stream) {
-    dispatch("attention_forward", {op.out, op.qkv}, [&]<class T>() {
+    dispatch("attention_forward", {op.out, op.qkv, op.chunk.kv}, [&]<class T>() {
         require_attention_sizes(op);
+        require_chunk(op.chunk, op.seq_len, op.running.out && op.running.max && op.running.sum);
         if constexpr (sizeof(T) == 2) {
             const auto start = [&]<int kHeadSize, AttentionKind kKind>() {
                 launch_forward<T, kHeadSize, kKind>(op, stream);
                 return true;
             };
+            require_aligned_chunk({op.chunk.kv, op.running.out});
             if (are_aligned(16, {op.qkv, op.out}) && for_attention_kernel(op, start)) return;
         }
         attention_forward_general<T>(op, stream);

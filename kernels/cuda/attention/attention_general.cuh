@@ -80,9 +80,11 @@ __device__ void store_row(T* out, const float (&sums)[kColumns], float factor, i
 }
 
 // The dropout factor of one probability. Calls philox() per element: these kernels are not optimized.
-__device__ inline float dropout_factor(const DropoutMask& mask, int b, int head, int query, int key) {
+__device__ inline float dropout_factor(const DropoutMask& mask, int b, int head, const VisibleKeys& visible, int query,
+                                       int key) {
     if (!mask) return 1.0f;
-    return mask.is_kept(mask.keys[b], head, query, key) ? mask.factor : 0.0f;
+    const bool kept = mask.is_kept(mask.keys[b], head, visible.query_position(query), visible.key_position(key));
+    return kept ? mask.factor : 0.0f;
 }
 
 // The capped score and the derivative of the cap; without a cap, the score and 1.
@@ -93,6 +95,27 @@ __device__ inline CappedScore capped_score(float score, float softcap) {
     if (!(softcap > 0)) return {score, 1};
     const float tanh = tanhf(score / softcap);
     return {softcap * tanh, 1 - tanh * tanh};
+}
+
+// out[column] = or += sums[column] * factor in the same way.
+template <int kColumns>
+__device__ void add_row(float* out, const float (&sums)[kColumns], float factor, bool accumulate, int head_size) {
+    const int lane = RowLane().lane;
+#pragma unroll
+    for (int i = 0; i < kColumns; i++) {
+        const int column = lane + kRowLanes * i;
+        if (column < head_size) out[column] = fmaf(sums[i], factor, accumulate ? out[column] : 0.0f);
+    }
+}
+
+// sums[column] = inp[column].
+template <int kColumns> __device__ void load_sums(float (&sums)[kColumns], const float* inp, int head_size) {
+    const int lane = RowLane().lane;
+#pragma unroll
+    for (int i = 0; i < kColumns; i++) {
+        const int column = lane + kRowLanes * i;
+        if (column < head_size) sums[i] = inp[column];
+    }
 }
 
 // The key tiles that a block of queries sees.

@@ -48,11 +48,12 @@ __global__ void __launch_bounds__(GeneralTile<kMaxHeadSize>::kThreads, 2)
     const auto [row, lane] = RowLane();
     const T* __restrict__ qkv = op.qkv.as<T>();
     const QueryRows<1, true> rows(at, kv_head, begin);
-    const VisibleKeys visible(op, b);
+    const VisibleKeys visible = VisibleKeys::of(op, b);
+    const KeyRows<T> keys = KeyRows<T>::of(op, b, kv_head);
     const int head = rows.head(row), position = rows.position(row);
     const bool exists = position < at.seq_len;
-    const int first_key = visible.first(min(position, at.seq_len - 1));
-    const int last_position = min(rows.position(Tile::kRows - 1), at.seq_len - 1);
+    const int first_key = visible.first(min(position, at.seq_len - 1)), key_end = visible.end(position);
+    const int last_end = visible.end(rows.position(Tile::kRows - 1));
 
     Tile::load_row(s.query, qkv + at.query(b, head, position), exists, at.head_size);
     Tile::load_row(s.dout, op.dout.as<T>() + at.out(b, head, position), exists, at.head_size);
@@ -68,12 +69,13 @@ __global__ void __launch_bounds__(GeneralTile<kMaxHeadSize>::kThreads, 2)
     if (exists && lane == 0) static_cast<QueryStatistics*>(op.scratch)[at.lse(b, head, position)] = query;
 
     float dquery[Tile::kColumns] = {};
-    for (int key_begin = first_tile_begin<Tile::kRows>(rows, visible); key_begin <= last_position;
-         key_begin += Tile::kRows) {
+    if (op.chunk && !op.chunk.is_first && exists)
+        load_sums(dquery, op.dquery + at.out(b, head, position), at.head_size);
+    for (int key_begin = first_tile_begin<Tile::kRows>(rows, visible); key_begin < last_end; key_begin += Tile::kRows) {
         __syncthreads();  // the previous tiles have been read
         const int count = at.seq_len - key_begin;
-        Tile::load_rows(s.key, qkv + at.key(b, kv_head, key_begin), at.qkv_step(), count, at.head_size);
-        Tile::load_rows(s.value, qkv + at.value(b, kv_head, key_begin), at.qkv_step(), count, at.head_size);
+        Tile::load_rows(s.key, keys.keys + key_begin * keys.step, keys.step, count, at.head_size);
+        Tile::load_rows(s.value, keys.values + key_begin * keys.step, keys.step, count, at.head_size);
         __syncthreads();
 
         float scores[Tile::kScores], dp[Tile::kScores];
@@ -82,14 +84,18 @@ __global__ void __launch_bounds__(GeneralTile<kMaxHeadSize>::kThreads, 2)
 #pragma unroll
         for (int i = 0; i < Tile::kScores; i++) {
             const int column = lane + kRowLanes * i, key = key_begin + column;
-            const bool seen = first_key <= key && key <= position;
-            dp[i] *= dropout_factor(op.dropout, b, head, position, key);
+            const bool seen = first_key <= key && key < key_end;
+            dp[i] *= dropout_factor(op.dropout, b, head, visible, position, key);
             s.dscore[row][column] = probability_gradient(scores[i], dp[i], query, op, seen).dscore;
         }
         __syncwarp();  // the other lanes of the row read dscore
         Tile::add_weighted_rows(dquery, s.dscore, s.key, at.head_size);
     }
-    if (exists) store_row(op.dqkv.as<T>() + at.query(b, head, position), dquery, op.scale, at.head_size);
+    if (!exists) return;
+    if (op.chunk && !op.chunk.is_last)
+        store_row(op.dquery + at.out(b, head, position), dquery, 1.0f, at.head_size);
+    else
+        store_row(op.dqkv.as<T>() + at.query(b, head, position), dquery, op.scale, at.head_size);
 }
 
 template <class T, int kMaxHeadSize>
@@ -102,15 +108,16 @@ __global__ void __launch_bounds__(GeneralTile<kMaxHeadSize>::kThreads, 2)
     const auto [row, lane] = RowLane();
     const T* __restrict__ qkv = op.qkv.as<T>();
     const T* __restrict__ dout = op.dout.as<T>();
-    const VisibleKeys visible(op, b);
+    const VisibleKeys visible = VisibleKeys::of(op, b);
+    const KeyRows<T> keys = KeyRows<T>::of(op, b, kv_head);
     const int query_end = visible.end_of_queries(min(begin + Tile::kRows, at.seq_len) - 1, at.seq_len);
 
     const int n_keys = at.seq_len - begin;
-    Tile::load_rows(s.key, qkv + at.key(b, kv_head, begin), at.qkv_step(), n_keys, at.head_size);
-    Tile::load_rows(s.value, qkv + at.value(b, kv_head, begin), at.qkv_step(), n_keys, at.head_size);
+    Tile::load_rows(s.key, keys.keys + begin * keys.step, keys.step, n_keys, at.head_size);
+    Tile::load_rows(s.value, keys.values + begin * keys.step, keys.step, n_keys, at.head_size);
     float dkey[Tile::kColumns] = {}, dvalue[Tile::kColumns] = {};
     for (int head = kv_head * at.group(); head < (kv_head + 1) * at.group(); head++)
-        for (int query_begin = begin; query_begin < query_end; query_begin += Tile::kRows) {
+        for (int query_begin = visible.first_query(begin); query_begin < query_end; query_begin += Tile::kRows) {
             __syncthreads();  // the previous tiles have been read
             const int count = at.seq_len - query_begin;
             Tile::load_rows(s.query, qkv + at.query(b, head, query_begin), at.qkv_step(), count, at.head_size);
@@ -127,8 +134,8 @@ __global__ void __launch_bounds__(GeneralTile<kMaxHeadSize>::kThreads, 2)
 #pragma unroll
             for (int i = 0; i < Tile::kScores; i++) {
                 const int column = lane + kRowLanes * i, query = query_begin + column, key = begin + row;
-                const bool seen = key <= query && visible.first(min(query, at.seq_len - 1)) <= key;
-                const float factor = dropout_factor(op.dropout, b, head, query, key);
+                const bool seen = key < visible.end(query) && visible.first(min(query, at.seq_len - 1)) <= key;
+                const float factor = dropout_factor(op.dropout, b, head, visible, query, key);
                 const auto gradient = probability_gradient(scores[i], dp[i] * factor, s.statistics[column], op, seen);
                 s.p[row][column] = gradient.p * factor;
                 s.dscore[row][column] = gradient.dscore;
@@ -138,6 +145,12 @@ __global__ void __launch_bounds__(GeneralTile<kMaxHeadSize>::kThreads, 2)
             Tile::add_weighted_rows(dkey, s.dscore, s.query, at.head_size);
         }
     if (row >= n_keys) return;
+    if (op.chunk) {
+        float* to = op.dkv + at.chunk_key(b, kv_head, begin + row);
+        add_row(to, dkey, op.scale, op.accumulate_dkv, at.head_size);
+        add_row(to + op.n_kv_head * op.head_size, dvalue, 1.0f, op.accumulate_dkv, at.head_size);
+        return;
+    }
     store_row(op.dqkv.as<T>() + at.key(b, kv_head, begin + row), dkey, op.scale, at.head_size);
     store_row(op.dqkv.as<T>() + at.value(b, kv_head, begin + row), dvalue, 1.0f, at.head_size);
 }

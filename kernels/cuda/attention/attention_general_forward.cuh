@@ -28,22 +28,28 @@ __global__ void __launch_bounds__(GeneralTile<kMaxHeadSize>::kThreads, 2)
     const auto [b, kv_head, begin] = attention_task(Tile::kRows, LongestBlock::last);
     const auto [row, lane] = RowLane();
     const T* __restrict__ qkv = op.qkv.as<T>();
+    const KeyRows<T> keys = KeyRows<T>::of(op, b, kv_head);
     const QueryRows<1, true> rows(at, kv_head, begin);
-    const VisibleKeys visible(op, b);
+    const VisibleKeys visible = VisibleKeys::of(op, b);
     const int head = rows.head(row), position = rows.position(row);
     const bool exists = position < at.seq_len;
-    const int first_key = visible.first(min(position, at.seq_len - 1));
-    const int last_position = min(rows.position(Tile::kRows - 1), at.seq_len - 1);
+    const int first_key = visible.first(min(position, at.seq_len - 1)), key_end = visible.end(position);
+    const int last_end = visible.end(rows.position(Tile::kRows - 1));
 
     Tile::load_row(s.query, qkv + at.query(b, head, position), exists, at.head_size);
     float out[Tile::kColumns] = {};
     float largest = std::numeric_limits<float>::lowest(), sum = 0;  // of scaled scores; `sum` is this lane's part
-    for (int key_begin = first_tile_begin<Tile::kRows>(rows, visible); key_begin <= last_position;
-         key_begin += Tile::kRows) {
+    const size_t row_of_out = at.out(b, head, position), row_of_lse = at.lse(b, head, position);
+    if (op.chunk && !op.chunk.is_first && exists) {
+        load_sums(out, op.running.out + row_of_out, at.head_size);
+        largest = op.running.max[row_of_lse];
+        sum = lane == 0 ? op.running.sum[row_of_lse] : 0.0f;
+    }
+    for (int key_begin = first_tile_begin<Tile::kRows>(rows, visible); key_begin < last_end; key_begin += Tile::kRows) {
         __syncthreads();  // the previous tiles have been read
         const int count = at.seq_len - key_begin;
-        Tile::load_rows(s.key, qkv + at.key(b, kv_head, key_begin), at.qkv_step(), count, at.head_size);
-        Tile::load_rows(s.value, qkv + at.value(b, kv_head, key_begin), at.qkv_step(), count, at.head_size);
+        Tile::load_rows(s.key, keys.keys + key_begin * keys.step, keys.step, count, at.head_size);
+        Tile::load_rows(s.value, keys.values + key_begin * keys.step, keys.step, count, at.head_size);
         __syncthreads();
 
         float scores[Tile::kScores];
@@ -52,7 +58,7 @@ __global__ void __launch_bounds__(GeneralTile<kMaxHeadSize>::kThreads, 2)
 #pragma unroll
         for (int i = 0; i < Tile::kScores; i++) {
             const int key = key_begin + lane + kRowLanes * i;
-            const bool seen = first_key <= key && key <= position;
+            const bool seen = first_key <= key && key < key_end;
             const float score = capped_score(scores[i] * op.scale, op.softcap).score;
             scores[i] = seen ? score : -std::numeric_limits<float>::infinity();
             largest = fmaxf(largest, scores[i]);
@@ -64,7 +70,7 @@ __global__ void __launch_bounds__(GeneralTile<kMaxHeadSize>::kThreads, 2)
         for (int i = 0; i < Tile::kScores; i++) {
             const float p = expf(scores[i] - largest);
             const int key = lane + kRowLanes * i;
-            s.p[row][key] = p * dropout_factor(op.dropout, b, head, position, key_begin + key);
+            s.p[row][key] = p * dropout_factor(op.dropout, b, head, visible, position, key_begin + key);
             sum += p;
         }
         __syncwarp();  // the other lanes of the row read p
@@ -74,8 +80,13 @@ __global__ void __launch_bounds__(GeneralTile<kMaxHeadSize>::kThreads, 2)
     }
     sum = lanes_reduce<kRowLanes>(sum, Sum());
     if (!exists) return;
-    store_row(op.out.as<T>() + at.out(b, head, position), out, 1.0f / sum, at.head_size);
-    if (lane == 0) op.lse[at.lse(b, head, position)] = largest + logf(sum);
+    if (op.chunk && !op.chunk.is_last) {
+        store_row(op.running.out + row_of_out, out, 1.0f, at.head_size);
+        if (lane == 0) op.running.max[row_of_lse] = largest, op.running.sum[row_of_lse] = sum;
+        return;
+    }
+    store_row(op.out.as<T>() + row_of_out, out, 1.0f / sum, at.head_size);
+    if (lane == 0) op.lse[row_of_lse] = largest + logf(sum);
 }
 
 template <class T> void attention_forward_general(const AttentionForward& op, Stream stream) {

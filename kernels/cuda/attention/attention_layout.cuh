@@ -65,20 +65,41 @@ template <class Op> dim3 attention_grid(const Op& op, int rows, int block_rows) 
 // The features that a kernel is compiled for. `plain` and `dropout` are for GPT-2's attention, without windows,
 // documents, soft caps and groups. `any` checks the op for each of them at run time. There are three kinds instead of
 // all combinations, because nvcc takes minutes to compile them; head sizes other than 64 and 128 have only `any`.
-enum class AttentionKind { plain, dropout, any };
+// `chunk` is `any` with the keys of a chunk; there, the other head sizes use the general kernels.
+enum class AttentionKind { plain, dropout, any, chunk };
+constexpr bool has_all_features(AttentionKind kind) { return kind >= AttentionKind::any; }
+
+template <AttentionKind kKind, class T, class Op>
+__device__ __forceinline__ KeyRows<T> key_rows(const Op& op, int b, int kv_head, int first = 0) {
+    if constexpr (kKind == AttentionKind::chunk)
+        return KeyRows<T>::of_chunk(op, b, kv_head, first);
+    else
+        return KeyRows<T>::of_qkv(op, b, kv_head, first);
+}
+
+template <AttentionKind kKind, class Op> __device__ __forceinline__ VisibleKeys visible_keys(const Op& op, int b) {
+    if constexpr (kKind == AttentionKind::chunk)
+        return VisibleKeys::of(op, b);
+    else if constexpr (requires { op.first_key; })
+        return VisibleKeys(op, b);
+    else
+        return VisibleKeys();
+}
 
 // Calls start.template operator()<kHeadSize, kKind>() for the op. Returns false if the head size has no kernel.
 template <class Op, class Start> bool for_attention_kernel(const Op& op, Start start) {
     using enum AttentionKind;
     const bool is_plain = !(op.window > 0 || op.softcap > 0 || op.first_key) && op.n_head == op.n_kv_head;
     const auto start_best = [&]<int kHeadSize>() {
+        if (op.chunk) return start.template operator()<kHeadSize, chunk>();
         if (!is_plain) return start.template operator()<kHeadSize, any>();
         return op.dropout ? start.template operator()<kHeadSize, dropout>()
                           : start.template operator()<kHeadSize, plain>();
     };
     if (op.head_size == 64) return start_best.template operator()<64>();
-    if (op.head_size == 96) return start.template operator()<96, any>();
     if (op.head_size == 128) return start_best.template operator()<128>();
+    if (op.chunk) return false;
+    if (op.head_size == 96) return start.template operator()<96, any>();
     if (op.head_size == 256) return start.template operator()<256, any>();
     return false;
 }
@@ -93,6 +114,11 @@ template <class Start> void for_head_size(int head_size, Start start) {
         start.template operator()<128>();
     else
         start.template operator()<256>();
+}
+
+// So the kernel depends on the op's other arrays, and all chunks use one with the same units of running sums.
+inline void require_aligned_chunk(std::initializer_list<ConstView> arrays) {
+    require(are_aligned(16, arrays), "attention: the arrays of a chunk are not aligned to 16 bytes");
 }
 
 template <class Op> void require_attention_sizes(const Op& op) {

@@ -1,6 +1,6 @@
 // Visible keys of a block's and a warp's queries, and soft caps, for the tensor-core kernels.
 //
-// With kMasks (AttentionKind::any), windows and documents apply; without it, only causality.
+// With kMasks (AttentionKind::any and chunk), windows and documents apply; without it, only causality.
 #pragma once
 
 #include "kernels/cuda/attention/attention_tiles.cuh"
@@ -17,7 +17,7 @@ struct KeyTiles {
 template <bool kMasks, class Rows>
 __device__ __forceinline__ KeyTiles tiles_of_block(const Rows& rows, int n_rows, int tile_keys,
                                                    const VisibleKeys& visible, int seq_len) {
-    const int end = min(rows.position(n_rows - 1) + 1, seq_len);
+    const int end = min(visible.end(rows.position(n_rows - 1)), seq_len);
     return {kMasks ? visible.first(rows.position(0)) / tile_keys : 0, (end + tile_keys - 1) / tile_keys};
 }
 
@@ -25,24 +25,26 @@ __device__ __forceinline__ KeyTiles tiles_of_block(const Rows& rows, int n_rows,
 template <bool kMasks, int kCount, class Rows> class WarpKeys {
 public:
     __device__ __forceinline__ WarpKeys(const Rows& rows, int row, const VisibleKeys& visible, int seq_len)
-        : first_query_(rows.position(row)), last_query_(rows.position(row + kCount - 1)) {
+        : first_last_key_(visible.end(rows.position(row)) - 1),
+          last_key_(visible.end(rows.position(row + kCount - 1)) - 1) {
         if (!kMasks) return;
-        first_key_ = visible.first(min(first_query_, seq_len - 1));
-        last_first_key_ = visible.first(min(last_query_, seq_len - 1));
+        first_key_ = visible.first(min(rows.position(row), seq_len - 1));
+        last_first_key_ = visible.first(min(rows.position(row + kCount - 1), seq_len - 1));
     }
     // Whether all of them precede the key. (Without masks, written so that no register holds the last one.)
     __device__ __forceinline__ bool is_before(int key) const {
-        return kMasks ? last_query_ < key : distance(key) + kCount <= 0;
+        return kMasks ? last_key_ < key : distance(key) + kCount <= 0;
     }
     // Whether none of them sees the keys [key, key + count) anymore.
     __device__ __forceinline__ bool is_past(int key, int count) const { return kMasks && key + count <= first_key_; }
     __device__ __forceinline__ bool see_all(int key, int count) const {
-        return key + count - 1 <= first_query_ && (!kMasks || last_first_key_ <= key);
+        return key + count - 1 <= first_last_key_ && (!kMasks || last_first_key_ <= key);
     }
-    __device__ __forceinline__ int distance(int key) const { return first_query_ - key; }
+    __device__ __forceinline__ int distance(int key) const { return first_last_key_ - key; }
 
 private:
-    int first_query_, last_query_, first_key_ = 0, last_first_key_ = 0;
+    int first_last_key_, last_key_;  // the last keys that the first and the last query see
+    int first_key_ = 0, last_first_key_ = 0;
 };
 
 // The value of masked scores.
@@ -59,7 +61,7 @@ __device__ __forceinline__ void mask_unseen(float (&scores)[kM][kN][4], const Ro
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             const int position = rows.position(row + 16 * m) + 8 * half + lane / 4;
-            const int last = position - key, first = visible.first(min(position, seq_len - 1)) - key;
+            const int last = visible.end(position) - 1 - key, first = visible.first(min(position, seq_len - 1)) - key;
 #pragma unroll
             for (int n = 0; n < kN; n++)
 #pragma unroll
@@ -87,13 +89,13 @@ __device__ __forceinline__ void mask_scores(float (&scores)[kM][kN][4], const Wa
 
 // The first key that a query of a tile in shared memory sees.
 struct TileFirstKeys {
-    const int* of_documents;  // of the tile's queries
-    bool has_documents;
-    int window, begin;  // the tile's first query
+    const int* of_documents;  // of the tile's queries, positions
+    VisibleKeys visible;
+    int begin;  // the key at the position of the tile's first query
 
     __device__ __forceinline__ int operator()(int row) const {
-        const int of_window = window > 0 ? begin + row - window + 1 : 0;
-        return has_documents ? max(of_window, of_documents[row]) : of_window;
+        const int of_window = visible.window > 0 ? begin + row - visible.window + 1 : 0;
+        return visible.first_key ? max(of_window, of_documents[row] - visible.start) : of_window;
     }
 };
 

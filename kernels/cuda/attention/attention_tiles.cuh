@@ -83,13 +83,13 @@ __device__ __forceinline__ void load_queries_async(T* tile, const T* inp, const 
                                                     seq_len - rows.begin);
 }
 
-// Starts copying tile `tile` of a head's keys and values, kRows rows each; `keys` and `values` are its first rows.
+// Starts copying tile `tile` of a head's keys and values, kRows rows each.
 template <int kHeadSize, int kRows, int kThreads, class T>
-__device__ __forceinline__ void load_keys_async(T* key_tile, T* value_tile, int tile, const T* keys, const T* values,
+__device__ __forceinline__ void load_keys_async(T* key_tile, T* value_tile, int tile, const KeyRows<T>& rows,
                                                 const AttentionLayout& at) {
     const int begin = tile * kRows, count = at.seq_len - begin;
-    load_tile_async<kHeadSize, kRows, kThreads>(key_tile, keys + begin * at.qkv_step(), at.qkv_step(), count);
-    load_tile_async<kHeadSize, kRows, kThreads>(value_tile, values + begin * at.qkv_step(), at.qkv_step(), count);
+    load_tile_async<kHeadSize, kRows, kThreads>(key_tile, rows.keys + begin * rows.step, rows.step, count);
+    load_tile_async<kHeadSize, kRows, kThreads>(value_tile, rows.values + begin * rows.step, rows.step, count);
     ptx::cp_async_commit();
 }
 
@@ -215,15 +215,16 @@ template <int kM, int kN, class Visit> __device__ __forceinline__ void for_each_
 // first key are multiples of 16. One call of philox() decides on the lane's elements of a square of 16.
 template <int kM, int kN, class Rows, class Visit>
 __device__ __forceinline__ void for_each_decision(const DropoutMask& mask, uint64_t sample_key, const Rows& rows,
-                                                  int row, int key, Visit visit) {
+                                                  int row, const VisibleKeys& visible, int key, Visit visit) {
     const int lane = threadIdx.x % 32;
 #pragma unroll
     for (int m = 0; m < kM; m++)
 #pragma unroll
         for (int square = 0; square < kN / 2; square++) {
             const Philox random =
-                mask.words(sample_key, rows.head(row + 16 * m), mask.query_call(rows.position(row + 16 * m)) + lane / 4,
-                           mask.key_call(key + 16 * square) + lane % 4);
+                mask.words(sample_key, rows.head(row + 16 * m),
+                           mask.query_call(visible.query_position(rows.position(row + 16 * m))) + lane / 4,
+                           mask.key_call(visible.key_position(key + 16 * square)) + lane % 4);
 #pragma unroll
             for (int n = 0; n < 2; n++)
 #pragma unroll
@@ -235,14 +236,16 @@ __device__ __forceinline__ void for_each_decision(const DropoutMask& mask, uint6
 // constants, because several calls at a time need more registers than are available.
 template <int kM, class Visit>
 __device__ __forceinline__ void for_each_decision_of_transposed(const DropoutMask& mask, uint64_t sample_key, int head,
-                                                                int query, int key, Visit visit) {
+                                                                const VisibleKeys& visible, int query, int key,
+                                                                Visit visit) {
     const int lane = threadIdx.x % 32;
 #pragma unroll 1
     for (int m = 0; m < kM; m++)
 #pragma unroll 1
         for (int odd = 0; odd < 2; odd++) {
-            const Philox random = mask.words(sample_key, head, mask.query_call(query) + lane % 4 * 2 + odd,
-                                             mask.key_call(key + 16 * m) + lane / 8);
+            const Philox random =
+                mask.words(sample_key, head, mask.query_call(visible.query_position(query)) + lane % 4 * 2 + odd,
+                           mask.key_call(visible.key_position(key + 16 * m)) + lane / 8);
 #pragma unroll
             for (int n = 0; n < 2; n++)
 #pragma unroll
@@ -281,6 +284,42 @@ __device__ __forceinline__ void scatter_rows(T* out, T* tile, int row, const flo
             *reinterpret_cast<uint4*>(out + to + pack * kPackNumbers) =
                 *reinterpret_cast<const uint4*>(bytes + tile_offset<kHeadSize>(row + r, pack));
     }
+}
+
+// Calls visit(sums, to) for the lane's pairs of adjacent columns of the warp's rows r with place(r) >= 0: acc's first
+// element, and the pair's index in an array of rows. So FP32 sums in memory need no shared memory.
+template <int kHeadSize, int kM, class Acc, class Place, class Visit>
+__device__ __forceinline__ void for_each_pair(Acc& acc, Place place, Visit visit) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int m = 0; m < kM; m++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const int64_t row = place(16 * m + 8 * half + lane / 4);
+            if (row < 0) continue;
+#pragma unroll
+            for (int n = 0; n < kHeadSize / 8; n++) visit(&acc[m][n][2 * half], row + 8 * n + lane % 4 * 2);
+        }
+}
+
+// acc = these rows of inp.
+template <int kHeadSize, int kM, class Place>
+__device__ __forceinline__ void load_sums(float (&acc)[kM][kHeadSize / 8][4], const float* inp, Place place) {
+    for_each_pair<kHeadSize, kM>(acc, place, [&](float* pair, int64_t from) {
+        const float2 sums = *reinterpret_cast<const float2*>(inp + from);
+        pair[0] = sums.x, pair[1] = sums.y;
+    });
+}
+
+// out = or += acc * factor for these rows.
+template <int kHeadSize, int kM, class Place>
+__device__ __forceinline__ void store_sums(float* out, const float (&acc)[kM][kHeadSize / 8][4], Place place,
+                                           float factor = 1, bool accumulate = false) {
+    for_each_pair<kHeadSize, kM>(acc, place, [&](const float* pair, int64_t to) {
+        float2* sums = reinterpret_cast<float2*>(out + to);
+        const float2 before = accumulate ? *sums : float2{0, 0};
+        *sums = float2{fmaf(pair[0], factor, before.x), fmaf(pair[1], factor, before.y)};
+    });
 }
 
 // The same for `count` rows with stride `step`.
