@@ -4,6 +4,7 @@
 #include <cstdio>
 
 #include "commands/command_line.h"
+#include "commands/plan_measured.h"
 #include "data/shards/dataset.h"
 #include "kernels/numeric.h"
 #include "model/update.h"
@@ -18,6 +19,7 @@ namespace {
 struct Options {
     std::string config;
     std::vector<std::string> overrides;
+    std::string measured;   // a run's directory, or empty
     ScalingInputs machine;  // the fields about the run are filled in later; 0 GPUs: memory and FLOPs only
 };
 
@@ -82,6 +84,7 @@ void plan(Options options) {
     std::printf("%s%s", plan_table(run).c_str(), plan_row("program and buffers", beside).c_str());
     if (config.checkpoint.asynchronous) std::printf("%s", plan_row("copy for checkpoints", saved_bytes(run)).c_str());
     if (grid.pipeline > 1) std::printf("%s", stage_table(stages).c_str());
+    if (!options.measured.empty()) std::printf("%s", measured_plan(run, options.measured).c_str());
     for (const auto& [until_step, tokens] : config.train.batch_ramp)
         std::printf("micro-steps        %14d per step of %ld tokens until step %d\n",
                     micro_steps(config, ranks, until_step), tokens, until_step);
@@ -115,6 +118,7 @@ void add_plan(CLI::App& app) {
     const Command command(app, "plan", "estimate memory and FLOPs (speed too with --gpus) without allocating");
     command.add("CONFIG", &options->config, "JSON configuration of the run").required();
     add_overrides(command, options->overrides);
+    command.add("--measured", &options->measured, "balance the pipeline's stages by the times of this run's directory");
     ScalingInputs& machine = options->machine;
     machine.gpu = find_gpu("h100");
     machine.gpus = 0;

@@ -21,6 +21,10 @@ RING_LOSSES, RING_FAMILIES = RING + "test_losses_match_one_rank", RING + "test_f
 RING_ROWS, RING_MEMORY = RING + "test_shorter_sequences_samples_and_questions", RING + "test_memory_and_traffic"
 REPEATS, WEIGHTS = GRID + "test_a_grid_repeats_its_bits", GRID + "test_initial_weights_have_the_bits_of_one_rank"
 
+STRAGGLERS, SLOW = "runtime/cluster/stragglers.cpp", "test_cpu: [stragglers]"
+MEASURED, BALANCED = "commands/plan_measured.cpp", "test_cpu: [plan_measured]"
+SLOW_RANK = "program: test_stragglers.Stragglers.test_a_slow_rank_is_named_and_recovers"
+
 FAULTS = [
     # ---- layers
     (LAYERS, "each rank adds the bias", "if (x.group->comm.rank > 0) term", "if (x.group->comm.rank > 99) term",
@@ -146,7 +150,8 @@ FAULTS = [
     (SCHEDULE, "deferred micro-steps begin with the forward pass", "most_between(passes, 0, Pass::backward,",
      "most_between(passes, 0, Pass::forward,", ORDERS),
     # ---- the layers and tensors of a stage
-    (OPTIONS, "the parts ignore the head", "end == layers ? head_work : 0.0);", "0.0);", ORDERS),
+    (OPTIONS, "the parts ignore the head", "layers.begin() + range.end(), parts[part]);",
+     "layers.begin() + range.end(), 0.0);", ORDERS),
     (OPTIONS, "the sum of a part's work is as small as possible", "std::max(before, own);", "before + own;",
      ORDERS),
     (OPTIONS, "the parts overlap", "ranges.empty() ? 0 : ranges.back().end(), count});",
@@ -364,4 +369,36 @@ FAULTS = [
      "check_sequences(format(\"train.seq_ramp: seq_len until step %d\", until_step), seq_len);",
      "(void)until_step, (void)seq_len;",
      RING + "test_layouts_that_do_not_divide_the_sequences"),
+    # ---- stragglers
+    (STRAGGLERS, "a rank is among those that it is compared with", "times[order[nth < place ? nth : nth + 1]]",
+     "times[order[nth]]", SLOW),
+    (STRAGGLERS, "the median of two is the larger one", "(other((count - 2) / 2) + other((count - 1) / 2)) / 2",
+     "other((count - 1) / 2)", SLOW),
+    (STRAGGLERS, "a short burst makes a rank slow", "nth_smallest(own, steps / 20)",
+     "nth_smallest(own, steps / 2)", SLOW),
+    (STRAGGLERS, "the sums of steps are never reset", "first_step_ = step, std::ranges::fill(sums_, 0.0);",
+     "first_step_ = step;", SLOW),
+    (STRAGGLERS, "an entry has the sum of its steps", "    for (double& ms : entry.ms) ms /= steps_;\n", "", SLOW),
+    (STRAGGLERS, "a step that does not count is added", "return !(ms > 0);", "return ms < 0;", SLOW),
+    (STRAGGLERS, "every step has a separate entry", "if (std::ranges::max(sums_) < kEntry_ms)",
+     "if (std::ranges::max(sums_) < 0)", SLOW),
+    (STRAGGLERS, "all stages have the first one's ranks", "ptrdiff_t(stage * each)", "ptrdiff_t(0 * each)", SLOW),
+    (STRAGGLERS, "one slow rank of two makes its stage slow", "nth_smallest(of_ranks.back(), (each - 1) / 2)",
+     "nth_smallest(of_ranks.back(), each / 2)", SLOW),
+    (STRAGGLERS, "a slow rank is named again at every step", "    is_slow = !is_slow;\n", "", SLOW),
+    (STRAGGLERS, "a rank recovers only if it is faster than the others", "slowness.multiple >= kRecovered",
+     "slowness.multiple >= 0.9", SLOW),
+    (STRAGGLERS, "noise makes a rank slow", " || slowness.at_least < kCertain", "", SLOW),
+    ("training/step.cpp", "the wait for other ranks counts", "? 0 : record.compute_ms();", "? 0 : step_ms;", SLOW_RANK),
+    ("training/step.cpp", "a rank votes in another one's place", "kVotes + run.comm.rank)",
+     "kVotes + run.comm.size - 1 - run.comm.rank)", SLOW_RANK),
+    (MEASURED, "what a stage takes in addition is forgotten", " + rest_ms / options.pipeline.chunks;", ";", BALANCED),
+    (MEASURED, "each part has all that its stage takes in addition", "rest_ms / options.pipeline.chunks;", "rest_ms;",
+     BALANCED),
+    (MEASURED, "a window in the middle counts",
+     "        std::ranges::nth_element(ms, ms.begin() + ptrdiff_t(ms.size() / 2));\n", "", BALANCED),
+    (MEASURED, "windows of other layers count", "if (value(stage, \"layers\") == layers[stage]) ", "", BALANCED),
+    (MEASURED, "windows of more stages count", " && std::isnan(value(layers.size(), \"layers\"))", "", BALANCED),
+    (MEASURED, "parts are consecutive on a stage", "sums.work[part % stages] +=",
+     "sums.work[part / (ranges.size() / stages)] +=", BALANCED),
 ]

@@ -14,15 +14,21 @@ static double work_of_layer(const GptShape& s, int layer, int seq_len) {
            2 * s.attended(layer, seq_len);
 }
 
-std::vector<LayerRange> layer_ranges(const GptOptions& options) {
-    const int layers = options.shape.n_layer, parts = options.pipeline.size * options.pipeline.chunks;
-    std::vector<LayerRange> ranges;
-    for (const int count : options.pipeline.layers) ranges.push_back({ranges.empty() ? 0 : ranges.back().end(), count});
-    if (!ranges.empty()) return ranges;
-    std::vector<double> layer_work;
-    for (int layer = 0; layer < layers; layer++)
-        layer_work.push_back(work_of_layer(options.shape, layer, options.seq_len));
-    const double head_work = double(options.shape.n_embd) * options.shape.padded_vocab();
+double PipelineWork::of_part(size_t part, const LayerRange& range) const {
+    return std::accumulate(layers.begin() + range.first, layers.begin() + range.end(), parts[part]);
+}
+
+PipelineWork pipeline_work(const GptOptions& options) {
+    PipelineWork work;
+    for (int layer = 0; layer < options.shape.n_layer; layer++)
+        work.layers.push_back(work_of_layer(options.shape, layer, options.seq_len));
+    work.parts.resize(size_t(options.pipeline.size * options.pipeline.chunks));
+    work.parts.back() = double(options.shape.n_embd) * options.shape.padded_vocab();
+    return work;
+}
+
+std::vector<LayerRange> balanced_layers(const PipelineWork& work) {
+    const int layers = int(work.layers.size()), parts = int(work.parts.size());
     // most[part][end]: of the parts up to `part`, which have the layers before `end`, the most work of one; first[][]:
     // the first layer of `part`.
     std::vector<std::vector<double>> most(size_t(parts), std::vector<double>(size_t(layers) + 1, HUGE_VAL));
@@ -32,16 +38,21 @@ std::vector<LayerRange> layer_ranges(const GptOptions& options) {
             for (int begin = part; begin < end; begin++) {
                 if (part == 0 && begin > 0) break;
                 const double before = part == 0 ? 0 : most[size_t(part) - 1][size_t(begin)];
-                const double own = std::accumulate(layer_work.begin() + begin, layer_work.begin() + end,
-                                                   end == layers ? head_work : 0.0);
-                const double work = std::max(before, own);
-                if (work < most[size_t(part)][size_t(end)])
-                    most[size_t(part)][size_t(end)] = work, first[size_t(part)][size_t(end)] = begin;
+                const double own = work.of_part(size_t(part), {begin, end - begin}), both = std::max(before, own);
+                if (both < most[size_t(part)][size_t(end)])
+                    most[size_t(part)][size_t(end)] = both, first[size_t(part)][size_t(end)] = begin;
             }
+    std::vector<LayerRange> ranges;
     for (int part = parts - 1, end = layers; part >= 0; end = first[size_t(part)][size_t(end)], part--)
         ranges.push_back({first[size_t(part)][size_t(end)], end - first[size_t(part)][size_t(end)]});
     std::ranges::reverse(ranges);
     return ranges;
+}
+
+std::vector<LayerRange> layer_ranges(const GptOptions& options) {
+    std::vector<LayerRange> ranges;
+    for (const int count : options.pipeline.layers) ranges.push_back({ranges.empty() ? 0 : ranges.back().end(), count});
+    return ranges.empty() ? balanced_layers(pipeline_work(options)) : ranges;
 }
 
 std::vector<LayerRange> own_layers(const GptOptions& options) {

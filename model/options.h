@@ -105,8 +105,18 @@ struct GptOptions {
     bool keeps_whole_parameters() const { return !is_sharded() || zero_stage < 3; }
 };
 
-// Returns the layers of each of the size * chunks parts of options.pipeline. Without given numbers of layers, the most
-// arithmetic of a part is as small as possible; the head counts for the last part.
+// The work of the layers of a model and, for each part of a pipeline, what it has besides its layers, in any unit.
+struct PipelineWork {
+    std::vector<double> layers, parts;
+    double of_part(size_t part, const LayerRange& range) const;
+};
+// Returns the multiplications per token of the size * chunks parts of options.pipeline; the last part has the head.
+PipelineWork pipeline_work(const GptOptions& options);
+// Returns the layers of each part such that the most work of a part is as small as possible.
+std::vector<LayerRange> balanced_layers(const PipelineWork& work);
+
+// Returns the layers of each of the size * chunks parts of options.pipeline. Without given numbers of layers, they are
+// balanced_layers() of pipeline_work().
 std::vector<LayerRange> layer_ranges(const GptOptions& options);
 // Those of the parts that this rank has, in the order of its chunks.
 std::vector<LayerRange> own_layers(const GptOptions& options);

@@ -47,7 +47,8 @@ TrainingRun::TrainingRun(const Config& c, Ranks& ranks, Dataset data, std::vecto
       length(planned_length(c, train_loader.windows())),
       start_ms(now_ms() - 1000 * state.progress.trained_s),
       background_save(c.run.dir, comm, retention_of(c)),
-      sensors(device_info().pci_bus_id) {
+      sensors(device_info().pci_bus_id),
+      stragglers(grid, control.member_texts()) {
     if (state.progress.course_by_time.end_step > 0) length = state.progress.course_by_time;
     if (c.checkpoint.asynchronous) background_save.reserve(gpt.saved_tensors());
 }

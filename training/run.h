@@ -46,6 +46,8 @@ struct TrainingRun {
     std::set<std::string> throttled;  // warnings about throttled GPUs that have been printed
     std::string matmul_path;          // as printed by rank 0; empty after the first step
     Trace* trace = nullptr;           // of the current steps; null: none
+    double compute_ms = 0;            // of the last step, for stragglers; 0: it does not count, as during a save
+    StragglerMonitor stragglers;      // used by rank 0
     // Why the run cannot continue (tokens or log cannot be read or written), the same on all ranks; null: it can. The
     // completed steps are valid and are saved first.
     std::exception_ptr error;

@@ -8,6 +8,7 @@
 #include "runtime/io/process.h"
 #include "training/evaluation.h"
 #include "training/models/model_io.h"
+#include "training/models/votes.h"
 #include "training/saving.h"
 
 Batch StepTimer::next_batch(Loader& loader) {
@@ -41,6 +42,28 @@ void warn_of_slow_gpus(TrainingRun& run, const GpuReading& gpu, double ranks) {
     if (ranks == 0 || !run.throttled.insert(reasons).second) return;
     run.progress.print(format("step %d | warning: %.0f of %d GPUs are throttled%s", run.state.step + 1, ranks,
                               run.comm.size, reasons.c_str()));
+}
+
+// Compares the ranks' times of the step before this one, which are among the votes.
+void note_stragglers(TrainingRun& run, const StepResult& result) {
+    const std::span compute_ms = std::span(result.votes).subspan(kVotes);
+    if (!run.log || compute_ms.empty()) return;
+    const int step = run.state.step + 1;
+    for (const std::string& news : run.stragglers.add_step(step - 1, compute_ms))
+        run.progress.print(format("step %d | %s", step, news.c_str()));
+    if (!run.stragglers.has_new_window()) return;
+    const StragglerWindow window = run.stragglers.window();
+    const auto slowest = std::ranges::max_element(window.ranks, {}, &Slowness::multiple);
+    RanksRecord record{.step = step,
+                       .slowest_rank = int(slowest - window.ranks.begin()),
+                       .slowest_multiple = slowest->multiple,
+                       .stages = {},
+                       .time = unix_time()};
+    for (const double ms : window.stage_ms) record.stages.push_back({ms, 0});
+    const std::vector<LayerRange> parts = layer_ranges(run.gpt.options());
+    for (size_t part = 0; part < parts.size(); part++)
+        record.stages[part % record.stages.size()].layers += parts[part].count;
+    run.log->write(record);
 }
 
 // Called once: GEMM algorithms are chosen in the first step, after print_summary().
@@ -86,7 +109,7 @@ StepVotes votes_of(TrainingRun& run, StepTimer& timer) {
     const bool is_last = run.state.step + 1 == run.length.end_step;
     if (!is_last) run.error = timer.wait_for_step(run.train_loader);
     if (run.log && run.log->error()) run.error = run.log->error();
-    StepVotes votes{run.sensors.read(), {}};
+    StepVotes votes{run.sensors.read(), std::vector<double>(size_t(vote_count(run.grid)))};
     votes.values[kFailed] = run.error ? 1 : 0;
     votes.values[kStop] = stop_signal() ? 1 : 0;
     votes.values[kEnd] = vote_on_end(run);
@@ -98,6 +121,7 @@ StepVotes votes_of(TrainingRun& run, StepTimer& timer) {
     votes.values[kSaveFailed] = save.failed;
     votes.values[kSaveCommitted] = save.committed;
     votes.values[kNoise] = run.gpt.first_norm_squared();
+    if (run.comm.size > 1) votes.values[size_t(kVotes + run.comm.rank)] = run.compute_ms;
     return votes;
 }
 
@@ -146,6 +170,8 @@ StepEnd finish_step(TrainingRun& run, const StepTimer& timer, const GpuReading& 
     const int end = expected_end(config, run.length, step, run.elapsed_s());
     run.progress.end_at(end, tokens_of_steps(config, end));
     warn_of_slow_gpus(run, gpu, result.votes[kThrottled]);
+    note_stragglers(run, result);
+    run.compute_ms = result.votes[kSaveUnfinished] > 0 ? 0 : record.compute_ms();
     note_products(run);
     run.progress.show(record);
 

@@ -9,7 +9,6 @@
 #include "runtime/logging/logging.h"
 #include "runtime/performance/performance.h"
 #include "training/divergence.h"
-#include "training/models/votes.h"
 #include "training/run.h"
 
 // Measures where the time of a step goes.
@@ -26,7 +25,7 @@ struct StepTimer {
 
 struct StepVotes {
     GpuReading gpu;  // of this rank
-    std::array<double, kVotes> values;
+    std::vector<double> values;
 };
 // Waits for the tokens of the next step. If they cannot be read, sets run.error on this rank only.
 StepVotes votes_of(TrainingRun& run, StepTimer& timer);

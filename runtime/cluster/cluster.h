@@ -9,6 +9,7 @@
 #include "runtime/cluster/control_channel.h"   // IWYU pragma: export
 #include "runtime/cluster/local_launcher.h"    // IWYU pragma: export
 #include "runtime/cluster/rank_environment.h"  // IWYU pragma: export
+#include "runtime/cluster/stragglers.h"        // IWYU pragma: export
 #include "runtime/cluster/supervisor.h"        // IWYU pragma: export
 #include "runtime/config/config.h"             // IWYU pragma: export
 

@@ -64,6 +64,12 @@ std::string ControlChannel::collective(const TextRequest& request) {
     return reply_->text;
 }
 
+std::vector<std::string> ControlChannel::member_texts() const {
+    std::vector<std::string> texts;
+    for (const MonitoredRank& rank : ranks_) texts.push_back(rank.member.text());
+    return texts;
+}
+
 void ControlChannel::leave() {
     if (!is_connected()) return;
     std::unique_lock lock(mutex_);

@@ -55,6 +55,9 @@ public:
     void note_step(int64_t step) { activity_->note_step(step); }
     void note_collective(uint64_t number, const char* name) { activity_->note_collective(number, name); }
 
+    // Rank 0: the text of each rank. Other ranks: of rank 0. Empty with one rank.
+    std::vector<std::string> member_texts() const;
+
     // Ends the run cleanly: returns when all ranks have called it.
     void leave();
     // Reports that this rank exits because of its own error: the others print the message and end with Exit::peer_lost.

@@ -65,6 +65,16 @@ template <class Field> void describe(const QuestionsRecord& record, Field field)
     }
 }
 
+// Keys like "stage_0/compute_ms".
+template <class Field> void describe(const RanksRecord& record, Field field) {
+    field("slowest_rank", uint64_t(record.slowest_rank));
+    field("slowest_multiple", record.slowest_multiple);
+    for (size_t i = 0; i < record.stages.size(); i++) {
+        field(format("stage_%zu/compute_ms", i).c_str(), record.stages[i].compute_ms);
+        field(format("stage_%zu/layers", i).c_str(), uint64_t(record.stages[i].layers));
+    }
+}
+
 std::string opened(int step, double time) { return format("\"step\":%d,\"time\":%.3f", step, time); }
 
 template <class Record> std::string numbers_line(const char* kind, const Record& record, const std::string& more = "") {
@@ -168,6 +178,8 @@ std::string json_line(const ValRecord& record) { return numbers_line("val", reco
 
 std::string json_line(const QuestionsRecord& record) { return numbers_line("questions", record); }
 
+std::string json_line(const RanksRecord& record) { return numbers_line("ranks", record); }
+
 std::string json_line(const SampleRecord& record) {
     return "{" + opened(record.step, record.time) + ",\"prompt\":" + quoted(record.prompt) +
            ",\"text\":" + quoted(record.text) + "}";
@@ -213,6 +225,11 @@ void RunLog::write(const QuestionsRecord& record) {
     // llm.c logs one number per step: HellaSwag's.
     append(main_log_, format("s:%d eval:%.4f\n", record.step, record.files.front().acc_norm));
     if (events_) append(*events_, event_record(record.step, record.time, scalars_of("questions", record)));
+}
+
+void RunLog::write(const RanksRecord& record) {
+    append(metrics_, json_line(record) + "\n");
+    if (events_) append(*events_, event_record(record.step, record.time, scalars_of("ranks", record)));
 }
 
 void RunLog::write(const SampleRecord& record) { append(samples_, json_line(record) + "\n"); }

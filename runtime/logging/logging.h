@@ -88,6 +88,19 @@ struct RollbackRecord {
     double time = 0;  // Unix seconds
 };
 
+// The times in which the ranks computed in a window of steps.
+struct RanksRecord {
+    struct Stage {
+        double compute_ms;  // per step, of the median rank
+        int layers;
+    };
+    int step = 0;                 // the one after the window
+    int slowest_rank = 0;         // compared with the other ranks of its stage
+    double slowest_multiple = 1;  // its time as a multiple of their median
+    std::vector<Stage> stages = {};
+    double time = 0;  // Unix seconds
+};
+
 // Returns a record as one line of JSON, without the newline. Numbers have the digits that restore their bits. "nan",
 // "inf" and "-inf" represent those values, and null an absent one.
 std::string json_line(const TrainRecord& record);
@@ -96,6 +109,7 @@ std::string json_line(const QuestionsRecord& record);
 std::string json_line(const SampleRecord& record);  // of samples.jsonl; bytes that are not UTF-8 become U+FFFD
 std::string json_line(const NormRecord& record);
 std::string json_line(const RollbackRecord& record);
+std::string json_line(const RanksRecord& record);
 
 // Returns text that is safe for a terminal: printable_text() with U+FFFD for bytes that are not UTF-8.
 std::string printable(const std::string& text);
@@ -122,6 +136,7 @@ public:
     void write(const SampleRecord& record);
     void write(const NormRecord& record);
     void write(const RollbackRecord& record);
+    void write(const RanksRecord& record);
 
     // Call once per step: retries missing records. Returns a message for the user when writing begins to fail and when
     // it works again, else "".

@@ -31,7 +31,7 @@ GptOptions gpt_options(const Config& config, const Grid& grid, int rank) {
                        .document_token = config.data.document_token,
                        .head_rows = config.train.head_rows,
                        .micro_steps = max_micro_steps(config, grid.data),
-                       .votes = kVotes,
+                       .votes = vote_count(grid),
                        .rank = grid.replica_of(place),
                        .ranks = grid.replicas(),
                        .context = {place.context, grid.context},
