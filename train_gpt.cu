@@ -1,5 +1,6 @@
 // main(): the training recipe. Other commands are in commands/.
 #include "commands/command_line.h"
+#include "commands/layouts.h"
 #include "commands/supervision.h"
 #include "data/evaluation/questions.h"
 #include "data/shards/dataset.h"
@@ -44,6 +45,10 @@ int main(int argc, char** argv) {
         const RankEnvironment environment = find_rank_environment();
         install_signal_handlers(environment.rank == 0);
         Config config = load_config(line->config, line->overrides, environment.size);
+        if (config.parallel.automatic) {
+            const std::string choice = choose_layout(config, environment);
+            if (environment.rank == 0) std::printf("%s\n", choice.c_str());
+        }
         Ranks ranks(environment, config, PROGRAM_VERSION);
         return ranks.run([&] {
             TrainingProgress progress(ranks.comm().rank == 0 ? stdout : nullptr, config.train.max_steps,

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "commands/command_line.h"
+#include "commands/layouts.h"
 #include "kernels/base/batch.h"
 #include "kernels/base/check.h"
 #include "kernels/device.h"
@@ -137,7 +138,8 @@ void print_result(const RangeTest& test, int last_step, const std::string& run_d
 
 void run_test(const Options& options, const std::string& revision) {
     const RankEnvironment environment = launched_ranks();
-    const Config given = load_config(options.config, options.overrides, environment.size);
+    Config given = load_config(options.config, options.overrides, environment.size);
+    if (given.parallel.automatic) choose_layout(given, environment);
     RangeTest test = test_of(options, given);
     Config config = config_of_test(given, test);
     Ranks ranks(environment, config, revision);

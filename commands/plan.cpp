@@ -4,6 +4,7 @@
 #include <cstdio>
 
 #include "commands/command_line.h"
+#include "commands/layouts.h"
 #include "commands/plan_measured.h"
 #include "data/shards/dataset.h"
 #include "kernels/numeric.h"
@@ -19,19 +20,31 @@ namespace {
 struct Options {
     std::string config;
     std::vector<std::string> overrides;
-    std::string measured;   // a run's directory, or empty
-    ScalingInputs machine;  // the fields about the run are filled in later; 0 GPUs: memory and FLOPs only
+    std::string measured;  // a run's directory, or empty
+    std::string gpu = "h100";
+    int gpus = 0, gpus_per_node = 8, nodes = 0;          // 0 GPUs: memory and FLOPs only
+    double nvlink_bytes_per_s = 0, net_bytes_per_s = 0;  // 0: the machine's
 };
 
-void add_run(ScalingInputs& inputs, const GptOptions& run, double flops_per_token) {
-    inputs.flops_per_token = flops_per_token;
-    inputs.tokens_per_micro_step = double(run.batch) * run.seq_len;
-    inputs.param_wire_bytes = double(size_of(run.precision));
-    for (const Bucket& bucket : lay_out_tensors(run.shape).buckets)
-        inputs.bucket_elements.push_back(double(bucket.piece));
-    GptOptions staged = run;
-    for (staged.zero_stage = 0; staged.zero_stage <= 3; staged.zero_stage++)
-        inputs.memory_bytes_per_rank[size_t(staged.zero_stage)] = double(planned_bytes(staged));
+ScalingInputs machine_of(const Options& options) {
+    ScalingInputs machine = machine_named(options.gpu);
+    machine.gpus = options.gpus;
+    machine.gpus_per_node = options.gpus_per_node;
+    if (options.nodes > 0 && options.gpus % options.nodes != 0)
+        fail(Exit::usage, "--gpus %d must be a multiple of --nodes %d", options.gpus, options.nodes);
+    if (options.nodes > 0) machine.gpus_per_node = options.gpus / options.nodes;
+    check_nodes(machine.gpus, machine.gpus_per_node);
+    if (options.nvlink_bytes_per_s > 0) machine.nvlink_bytes_per_s = options.nvlink_bytes_per_s;
+    if (options.net_bytes_per_s > 0) machine.net_bytes_per_s = options.net_bytes_per_s;
+    return machine;
+}
+
+// The memory of a rank at each ZeRO stage.
+std::array<double, 4> memory_by_zero_stage(GptOptions run) {
+    std::array<double, 4> bytes{};
+    for (run.zero_stage = 0; run.zero_stage <= 3; run.zero_stage++)
+        bytes[size_t(run.zero_stage)] = double(planned_bytes(run));
+    return bytes;
 }
 
 // Returns the architecture that `export --hf` writes, or why it cannot.
@@ -64,11 +77,12 @@ std::string stage_table(const std::vector<GptOptions>& stages) {
     return table;
 }
 
-void plan(Options options) {
-    ScalingInputs& machine = options.machine;
-    check_nodes(machine.gpus, machine.gpus_per_node);
-    if (machine.nvlink_bytes_per_s == 0) machine.nvlink_bytes_per_s = machine.gpu.link_bytes_per_s;
-    const Config config = load_config(options.config, options.overrides, machine.gpus);
+void plan(const Options& options) {
+    const ScalingInputs machine = machine_of(options);
+    Config config = load_config(options.config, options.overrides, machine.gpus);
+    std::vector<PlannedLayout> layouts;
+    if (machine.gpus > 0) layouts = plan_layouts(config, machine);
+    if (config.parallel.automatic && !layouts.empty()) config = layouts[0].config;
     const Grid grid = grid_of(config, machine.gpus);
     const int ranks = grid.data;
     const std::string tokenizer =
@@ -100,15 +114,10 @@ void plan(Options options) {
             "\nwarning: parallel.tensor (%d) does not divide --gpus-per-node (%d), so that GPUs of different nodes "
             "divide a layer\n",
             grid.tensor, machine.gpus_per_node);
-    if (machine.gpus > 0 && grid.data < grid.size())
-        std::printf(
-            "\nthe speed is predicted for data parallelism only; parallel.tensor is %d and parallel.pipeline %d\n",
-            grid.tensor, grid.pipeline);
-    else if (machine.gpus > 0) {
-        add_run(machine, run, flops);
-        machine.micro_steps = micro_steps(config, ranks, kMaxSteps);
-        std::printf("\n%s", scaling_table(machine).c_str());
-    }
+    if (machine.gpus == 0) return;
+    if (grid.data == grid.size())
+        std::printf("\n%s", scaling_table(scaling_inputs(config, machine), memory_by_zero_stage(run)).c_str());
+    std::printf("\n%s", layout_table(layouts, config, machine).c_str());
 }
 
 }  // namespace
@@ -119,26 +128,30 @@ void add_plan(CLI::App& app) {
     command.add("CONFIG", &options->config, "JSON configuration of the run").required();
     add_overrides(command, options->overrides);
     command.add("--measured", &options->measured, "balance the pipeline's stages by the times of this run's directory");
-    ScalingInputs& machine = options->machine;
-    machine.gpu = find_gpu("h100");
-    machine.gpus = 0;
-    const Argument gpus = command.add("--gpus", &machine.gpus, "predict the speed on this many GPUs, by ZeRO stage")
-                              .integer_in(1, 1 << 20);
+    const Argument gpus =
+        command.add("--gpus", &options->gpus, "predict the speed on this many GPUs, and list the fastest layouts")
+            .integer_in(1, 1 << 20);
     auto add_rate = [&](const char* flag, double& rate, const char* help) {
         auto read = [&rate, flag](const std::string& text) { rate = parse_rate(text, flag); };
         return command.add(flag, read, help).needs(gpus);
     };
-    auto read_gpu = [&machine](const std::string& name) { machine.gpu = find_gpu(name); };
-    command.add("--gpu", read_gpu, "GPU model: a100, h100, h200, b200, rtx4090, ...")
-        .default_text(machine.gpu.name)
-        .needs(gpus);
-    command.add("--gpus-per-node", &machine.gpus_per_node, "number of GPUs connected by NVLink or PCIe")
+    command
+        .add("--gpu", &options->gpu,
+             "GPU model: a100, h100, h200, b200, rtx4090, ...; cpu; or a JSON file with a machine's constants")
         .show_default()
-        .integer_in(1, 1 << 20)
         .needs(gpus);
-    add_rate("--nvlink", machine.nvlink_bytes_per_s,
+    const Argument per_node =
+        command.add("--gpus-per-node", &options->gpus_per_node, "number of GPUs connected by NVLink or PCIe")
+            .show_default()
+            .integer_in(1, 1 << 20)
+            .needs(gpus);
+    command.add("--nodes", &options->nodes, "number of nodes, instead of --gpus-per-node")
+        .integer_in(1, 1 << 20)
+        .needs(gpus)
+        .excludes(per_node);
+    add_rate("--nvlink", options->nvlink_bytes_per_s,
              "NVLink or PCIe bandwidth per GPU and direction, e.g. 450GB/s (default: the GPU's)");
-    add_rate("--net", machine.net_bytes_per_s, "network bandwidth per GPU and direction, e.g. 50GB/s or 400Gb/s")
+    add_rate("--net", options->net_bytes_per_s, "network bandwidth per GPU and direction, e.g. 50GB/s or 400Gb/s")
         .default_text("50GB/s");
     command.on_parsed([options] { plan(*options); });
 }

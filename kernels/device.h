@@ -28,6 +28,10 @@ struct DeviceInfo {
 // Describes the device that this process uses. The result never changes during a run.
 DeviceInfo device_info();
 
+// Returns the name of the GPU that this process uses, or would use before open_comm(), without allocating on it; empty
+// on a CPU.
+std::string gpu_name();
+
 // Settings of the device; the CPU ignores them.
 struct DeviceSettings {
     int local_rank = 0;       // index among the ranks of this machine: chooses the GPU

@@ -8,10 +8,14 @@
 #include "model/tensors.h"
 #include "model/update.h"
 
-// The multiplications per token of a layer in a forward pass.
-static double work_of_layer(const GptShape& s, int layer, int seq_len) {
-    return double(s.n_embd) * (s.qkv_channels() + s.attention_channels() + s.fc_channels() + s.hidden()) +
-           2 * s.attended(layer, seq_len);
+std::vector<double> layer_work(const GptOptions& options) {
+    const GptShape& s = options.shape;
+    std::vector<double> work;
+    for (int layer = 0; layer < s.n_layer; layer++)
+        work.push_back(double(s.n_embd) * (s.qkv_channels() + s.attention_channels() + s.fc_channels() + s.hidden()) +
+                       2 * s.attended(layer, options.seq_len));
+    work.push_back(double(s.n_embd) * s.padded_vocab());
+    return work;
 }
 
 double PipelineWork::of_part(size_t part, const LayerRange& range) const {
@@ -19,16 +23,17 @@ double PipelineWork::of_part(size_t part, const LayerRange& range) const {
 }
 
 PipelineWork pipeline_work(const GptOptions& options) {
-    PipelineWork work;
-    for (int layer = 0; layer < options.shape.n_layer; layer++)
-        work.layers.push_back(work_of_layer(options.shape, layer, options.seq_len));
+    PipelineWork work{.layers = layer_work(options), .parts = {}};
     work.parts.resize(size_t(options.pipeline.size * options.pipeline.chunks));
-    work.parts.back() = double(options.shape.n_embd) * options.shape.padded_vocab();
+    work.parts.back() = work.layers.back();
+    work.layers.pop_back();
     return work;
 }
 
 std::vector<LayerRange> balanced_layers(const PipelineWork& work) {
     const int layers = int(work.layers.size()), parts = int(work.parts.size());
+    std::vector<double> before = {0};  // the work of the layers before each one
+    for (const double layer : work.layers) before.push_back(before.back() + layer);
     // most[part][end]: of the parts up to `part`, which have the layers before `end`, the most work of one; first[][]:
     // the first layer of `part`.
     std::vector<std::vector<double>> most(size_t(parts), std::vector<double>(size_t(layers) + 1, HUGE_VAL));
@@ -37,10 +42,11 @@ std::vector<LayerRange> balanced_layers(const PipelineWork& work) {
         for (int end = part + 1; end <= layers; end++)
             for (int begin = part; begin < end; begin++) {
                 if (part == 0 && begin > 0) break;
-                const double before = part == 0 ? 0 : most[size_t(part) - 1][size_t(begin)];
-                const double own = work.of_part(size_t(part), {begin, end - begin}), both = std::max(before, own);
-                if (both < most[size_t(part)][size_t(end)])
-                    most[size_t(part)][size_t(end)] = both, first[size_t(part)][size_t(end)] = begin;
+                const double earlier = part == 0 ? 0 : most[size_t(part) - 1][size_t(begin)];
+                const double own = before[size_t(end)] - before[size_t(begin)] + work.parts[size_t(part)];
+                const double larger = std::max(earlier, own);
+                if (larger < most[size_t(part)][size_t(end)])
+                    most[size_t(part)][size_t(end)] = larger, first[size_t(part)][size_t(end)] = begin;
             }
     std::vector<LayerRange> ranges;
     for (int part = parts - 1, end = layers; part >= 0; end = first[size_t(part)][size_t(end)], part--)

@@ -23,6 +23,35 @@ TokenWork token_work(const GptShape& shape, int seq_len) {
     return work;
 }
 
+// A forward pass gathers the rows twice per layer and sums them twice; a backward pass does the same, and gathers the
+// inputs of qkv and fc again. A recomputed layer needs all but its last sum.
+std::vector<std::array<PassWork, 3>> work_of_parts(const GptOptions& options) {
+    const std::vector<double> work = layer_work(options);
+    const bool defers = options.pipeline.defers_weights(), recomputes = options.recompute == Recompute::block;
+    const GptShape& shape = options.shape;
+    std::vector<std::array<PassWork, 3>> parts;
+    for (const LayerRange& range : own_layers(options)) {
+        std::array<PassWork, 3>& passes = parts.emplace_back();
+        auto& [forward, backward, weights] = passes;
+        double layers = 0, linear = 0;
+        for (int layer = range.first; layer < range.end(); layer++)
+            layers += 2 * work[size_t(layer)],
+                linear += 2 * (work[size_t(layer)] - 2 * shape.attended(layer, options.seq_len));
+        const int embeds = range.first == 0, has_head = range.end() == shape.n_layer;
+        const double head = has_head ? 2 * work.back() : 0;
+        forward = {layers, 4 * range.count + embeds};
+        backward = {2 * layers + 3 * head + (recomputes ? layers : 0),
+                    (recomputes ? 9 : 6) * range.count + embeds + 2 * has_head};
+        if (defers) weights = {linear, 4 * range.count}, backward.flops_per_token -= linear;
+        if (defers) backward.collectives -= 2 * range.count;
+        // Keys and values in the compute type; in backward also their gradients in FP32.
+        const double ring = 2.0 * shape.kv_heads() * shape.head_size() * range.count;
+        forward.ring_bytes_per_token = ring * double(size_of(options.precision));
+        backward.ring_bytes_per_token = ring * double(size_of(options.precision) + sizeof(float));
+    }
+    return parts;
+}
+
 std::string plan_row(const std::string& name, size_t bytes) {
     return format("%-22s %16zu bytes %10.1f MiB\n", name.c_str(), bytes, double(bytes) / 0x1p20);
 }

@@ -1,7 +1,10 @@
 // The memory plan of a rank, made without allocating anything.
 #pragma once
 
+#include <array>
+
 #include "model/gpt.h"
+#include "model/schedule.h"
 
 // Returns the size of Gpt's single device allocation.
 size_t planned_bytes(const GptOptions& options);
@@ -21,6 +24,10 @@ struct TokenWork {
     double attended;
 };
 TokenWork token_work(const GptShape& shape, int seq_len);
+
+// Returns the work of the rank's parts of the layers in passes of each kind. FLOPs are those of token_work() without
+// biases, norms and positions, plus those of recomputed layers.
+std::vector<std::array<PassWork, 3>> work_of_parts(const GptOptions& options);
 
 // Returns a table for the terminal: bytes by category and by buffer, the total, the number of parameters.
 std::string plan_table(const GptOptions& options);

@@ -16,6 +16,14 @@ struct Pass {
     bool operator==(const Pass&) const = default;
 };
 
+// The arithmetic of a pass per token, and what it sends, for a prediction of its time.
+struct PassWork {
+    double flops_per_token = 0;  // of all ranks that divide the layers or the sequence
+    int collectives = 0;         // gathers and sums of all tokens' rows over the ranks of tensor parallelism
+    double ring_bytes_per_token =
+        0;  // keys, values and their gradients that pass around the ring of context parallelism
+};
+
 inline constexpr int kBuffers = 2;  // of a stage for results of one kind that are not sent yet
 
 // Returns the passes of each stage in a step of `micro_steps`, in their order. With one stage and chunk: forward and

@@ -195,13 +195,9 @@ TensorLayout lay_out_stage(const GptOptions& o) {
     return layout;
 }
 
-// Numbers the tensors.
-void number_tensors(TensorLayout& layout, const TensorLayout& whole) {
-    std::map<std::string, int> numbers;
-    for (const Tensor& tensor : whole.tensors) {
-        numbers[tensor.name] = int(layout.names.size());
-        layout.names.push_back(tensor.name);
-    }
+// Numbers the tensors of a stage in the order of the whole model's.
+void number_tensors(TensorLayout& layout, const TensorLayout& whole, const std::map<std::string_view, int>& numbers) {
+    layout.names = whole.names;
     for (Tensor& tensor : layout.tensors) tensor.number = numbers.at(tensor.name);
 }
 
@@ -225,23 +221,6 @@ std::vector<size_t> first_chunks_of(const std::vector<TensorLayout>& stages) {
     return first;
 }
 
-// The layouts of all stages that have parts of the same model.
-std::vector<TensorLayout> lay_out_stages(const GptOptions& o) {
-    std::vector<TensorLayout> stages;
-    const TensorLayout whole = lay_out_tensors(o.shape, o.ranks, o.bucket_bytes / sizeof(float), o.tensor_parallel);
-    if (o.pipeline.size == 1 && !o.deterministic_reduce) return {whole};
-    GptOptions stage = o;
-    stage.pipeline.layers.clear();
-    for (const LayerRange& range : layer_ranges(o)) stage.pipeline.layers.push_back(range.count);
-    for (stage.pipeline.rank = 0; stage.pipeline.rank < o.pipeline.size; stage.pipeline.rank++) {
-        stages.push_back(lay_out_stage(stage));
-        number_tensors(stages.back(), whole);
-    }
-    const std::vector<size_t> first_chunks = first_chunks_of(stages);
-    for (TensorLayout& layout : stages) layout.first_chunks = first_chunks;
-    return stages;
-}
-
 }  // namespace
 
 TensorLayout lay_out_tensors(const GptShape& shape, int ranks, size_t bucket_elements,
@@ -253,9 +232,27 @@ TensorLayout lay_out_tensors(const GptShape& shape, int ranks, size_t bucket_ele
     append_layers(layout, {0, shape.n_layer}, rules);
     append_bucket(layout, {Group::head}, rules, layout.output_buckets);
     layout.chunks = {{0, layout.elements}};
-    number_tensors(layout, layout);
+    for (const Tensor& tensor : layout.tensors) layout.names.push_back(tensor.name);
     layout.first_chunks = first_chunks_of({layout});
     return layout;
+}
+
+std::vector<TensorLayout> lay_out_stages(const GptOptions& o) {
+    std::vector<TensorLayout> stages;
+    const TensorLayout whole = lay_out_tensors(o.shape, o.ranks, o.bucket_bytes / sizeof(float), o.tensor_parallel);
+    if (o.pipeline.size == 1 && !o.deterministic_reduce) return {whole};
+    std::map<std::string_view, int> numbers;
+    for (const Tensor& tensor : whole.tensors) numbers.emplace(tensor.name, tensor.number);
+    GptOptions stage = o;
+    stage.pipeline.layers.clear();
+    for (const LayerRange& range : layer_ranges(o)) stage.pipeline.layers.push_back(range.count);
+    for (stage.pipeline.rank = 0; stage.pipeline.rank < o.pipeline.size; stage.pipeline.rank++) {
+        stages.push_back(lay_out_stage(stage));
+        number_tensors(stages.back(), whole, numbers);
+    }
+    const std::vector<size_t> first_chunks = first_chunks_of(stages);
+    for (TensorLayout& layout : stages) layout.first_chunks = first_chunks;
+    return stages;
 }
 
 TensorLayout lay_out_rank(const GptOptions& o) { return lay_out_stages(o)[size_t(o.pipeline.rank)]; }

@@ -133,6 +133,8 @@ struct TensorLayout {
 // model's.
 TensorLayout lay_out_tensors(const GptShape& shape, int ranks = 1, size_t bucket_elements = 0,
                              const TensorParallel& tensor_parallel = {});
+// The layouts of the stages that have parts of the rank's model.
+std::vector<TensorLayout> lay_out_stages(const GptOptions& options);
 // The layout of the rank that the options describe.
 TensorLayout lay_out_rank(const GptOptions& options);
 

@@ -37,6 +37,7 @@ ARROWS = {
     "training/models": ["training/models", "model", *RUNTIME, *DATA, *BASICS],
     "model": ["model", *SEAM],
     **{f"runtime/{folder}": [f"runtime/{folder}", *RUNTIME, *BASICS] for folder in RUNTIME_FOLDERS},
+    "runtime/performance": ["runtime/performance", *RUNTIME, *BASICS, "model/schedule.h"],
     "runtime/config": ["runtime/config", *RUNTIME, *BASICS, "model/shape.h", "model/optimizers.h"],
     "data": [*DATA, "runtime/io", *BASICS],
     "data/tokenizer": ["data/tokenizer", "runtime/io", *BASICS],

@@ -85,6 +85,8 @@ DeviceInfo device_info() {
     return info;
 }
 
+std::string gpu_name() { return ""; }
+
 void configure_device(const DeviceSettings&) {}
 
 void* device_alloc(size_t bytes) {

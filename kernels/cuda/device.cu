@@ -181,6 +181,8 @@ DeviceInfo device_info() {
     return info;
 }
 
+std::string gpu_name() { return current_device().name; }
+
 void configure_device(const DeviceSettings& settings) {
     require_usable_device_once();
     debug_sync() = settings.debug_sync;

@@ -147,6 +147,16 @@ void check_ramps(const Config& c, int world, Check& check) {
     }
 }
 
+// Checks that no key is set that parallel.auto chooses.
+void check_auto(const Config& c, Check& check) {
+    const Config::Parallel defaults;
+    for (const auto& [key, is_set] : {std::pair("zero_stage", c.parallel.zero_stage != defaults.zero_stage),
+                                      {"tensor", c.parallel.tensor != defaults.tensor},
+                                      {"pipeline", c.parallel.pipeline != defaults.pipeline},
+                                      {"pipeline_layers", c.parallel.pipeline_layers != defaults.pipeline_layers}})
+        check.that(!is_set, format("parallel.auto chooses parallel.%s, which must not be set", key));
+}
+
 // Checks that the ranks form a grid, and that its other keys support it.
 void check_grid(const Config& c, int world, Check& check) {
     const int tensor = c.parallel.tensor, context = c.parallel.context, pipeline = c.parallel.pipeline;
@@ -212,7 +222,11 @@ void check_config(const Config& c, const std::string& origin, int world) {
     check_parts(c, check);
     check_optimizer(c, check);
     check_end(c, check);
-    check_grid(c, world, check);
-    check_ramps(c, grid_of(c, world).data, check);
+    if (c.parallel.automatic) {
+        check_auto(c, check);
+    } else {
+        check_grid(c, world, check);
+        check_ramps(c, grid_of(c, world).data, check);
+    }
     if (!check.problems.empty()) fail(Exit::config, "%s: %s", origin, joined(check.problems));
 }

@@ -129,6 +129,7 @@ struct Config {
     } loss_scale;
 
     struct Parallel {
+        bool automatic = false;  // plan_layouts() chooses zero_stage, tensor and pipeline
         int zero_stage = 0;
         bool deterministic_reduce = false;
         int bucket_mb = 32;
@@ -221,7 +222,7 @@ int largest_batch_size(const Config& config, int world, int most);
 inline constexpr int kMaxDefaultBatch = 8;
 
 // Checks the keys against each other, for `world` ranks: head sizes, lengths, gradient accumulation, schedules. Fails
-// with Exit::config and all problems.
+// with Exit::config and all problems. With parallel.auto, what depends on the grid is checked when it is chosen.
 void check_config(const Config& config, const std::string& origin, int world);
 
 // The rows of logits in memory at a time if train.head_rows is 0: one micro-batch, at most 8192. More rows make the

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "kernels/numeric.h"
+#include "model/schedule.h"
 
 // ---- arithmetic per token -------------------------------------------------------------------------------------------
 
@@ -70,19 +71,26 @@ double parse_rate(const std::string& text, const std::string& option);
 // Fails with Exit::usage unless `gpus` is at most one node or a whole number of nodes.
 void check_nodes(int gpus, int gpus_per_node);
 
+// What the ranks of a pipeline stage do for one of the stage's parts of the layers.
+struct PartWork {
+    std::array<PassWork, 3> passes{};     // by Pass::Kind
+    std::vector<double> bucket_elements;  // the outer bucket (embeddings, last norm; 0: none), then the others
+};
+
 struct ScalingInputs {
     GpuModel gpu{};
     int gpus = 1;
     int gpus_per_node = 8;
-    double nvlink_bytes_per_s = 0;                  // inside the node, per GPU and direction, as in data sheets
-    double net_bytes_per_s = 50e9;                  // between nodes, likewise: NDR InfiniBand, 400 Gb/s
-    std::vector<double> bucket_elements;            // the outer bucket (embeddings, last norm), then one per layer
-    double flops_per_token = 0;                     // forward and backward: flops_per_token()
-    double tokens_per_micro_step = 0;               // per rank
-    int micro_steps = 1;                            // k
-    double grad_wire_bytes = 4;                     // per gradient element: fp32
-    double param_wire_bytes = 2;                    // per parameter element: bf16
-    std::array<double, 4> memory_bytes_per_rank{};  // by ZeRO stage, for the table; 0: unknown
+    double nvlink_bytes_per_s = 0;  // inside the node, per GPU and direction, as in data sheets
+    double net_bytes_per_s = 50e9;  // between nodes, likewise: NDR InfiniBand, 400 Gb/s
+    int tensor = 1, context = 1, pipeline = 1, zero_stage = 0;  // data parallelism over gpus / their product
+    std::vector<std::vector<PartWork>> stages = {{{}}};         // the parts of each pipeline stage
+    std::vector<std::vector<Pass>> passes = {};                 // of each stage, if there are several
+    double tokens_per_micro_step = 0;                           // of the ranks that compute the same samples
+    double row_bytes = 0;         // per token: what tensor parallelism gathers, and a stage sends
+    int micro_steps = 1;          // k
+    double grad_wire_bytes = 4;   // per gradient element: fp32
+    double param_wire_bytes = 2;  // per parameter element: bf16
 
     // Share of gpu.flops_per_s that a step on one GPU reaches, optimizer included. 57 % on H100 and H200 is what GPT-2
     // sizes should reach (LLMQ's benchmarks/H100x1.md reports 47-60 %). LLMQ's RTX 4090 reaches 70-81 %, llm.c's A100
@@ -108,7 +116,25 @@ struct ScalingInputs {
     double nvlink_hop_s = 3.4e-6;
     double pcie_hop_s = 5.7e-6;
     double net_level_s = 44.5e-6;
+
+    // Time of an update per element, unless peak_share includes it. Ranks that share processors, as CPU ranks do:
+    // `cores` of a node; 0: each rank has its own. A rank computes 1 + contention times as long if all cores are busy.
+    double update_s_per_element = 0;
+    double cores = 0, contention = 0;
+
+    int replicas() const { return gpus / (tensor * pipeline); }  // ranks with the same part of the model
+    int data() const { return replicas() / context; }
 };
+
+// Returns a machine of this GPU; of "cpu", CPU ranks with a core each; or of a file NAME.json, which has other
+// constants, e.g. measured ones: {"flops_per_s": of a rank's training, "link_bytes_per_s": inside a node, ...}, see
+// machine_constants() in scaling.cpp. Fails with Exit::usage as find_gpu() does, and as read_file() and parse_json()
+// do.
+ScalingInputs machine_named(const std::string& name);
+
+// Returns the machine of the GPU that the driver calls `gpu_name`; empty: of CPU ranks. Fails with Exit::config if it
+// is not in the table of GPUs.
+ScalingInputs machine_of_device(const std::string& gpu_name);
 
 // One collective, or several in sequence, as seen by one rank.
 struct CommTime {
@@ -117,42 +143,59 @@ struct CommTime {
     double seconds = 0;                      // from start to end
 };
 
-// Returns the time of one reduce-scatter or all-gather of S bytes over all ranks. An all-reduce takes two (Thakur,
-// Rabenseifner, Gropp, "Optimization of collective communication operations in MPICH", 2005; Patarasuk, Yuan,
+// Ranks with consecutive numbers have a stride of 1. W is the number of ranks of the group.
+struct RankGroup {
+    int ranks, stride = 1;
+};
+
+// Returns the time of one reduce-scatter or all-gather of S bytes over the ranks of a group. An all-reduce takes two
+// (Thakur, Rabenseifner, Gropp, "Optimization of collective communication operations in MPICH", 2005; Patarasuk, Yuan,
 // "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009).
 //   NVLink   (g - 1) / g S bytes           (g - 1) hops of latency        a ring (Thakur et al.)
 //   net      (m - 1) / m S / g bytes       log2(m) levels of latency      each rank sends its share over its own NIC
 // The bytes sum to (W - 1) / W S, as in a flat ring. NCCL splits a message into chunks that use both links at the same
 // time: seconds = start + latencies + the longer of the links' bytes / bandwidth. Not modeled: all-reduce by NVSwitch
 // (NVLS), which reaches 480 instead of 363 GB/s inside a node and helps stage 0 only.
-CommTime collective_time(double bytes, const ScalingInputs& in);
+CommTime collective_time(double bytes, const RankGroup& group, const ScalingInputs& in);
 
-struct StagePrediction {
-    double compute_s = 0;    // k flops_per_token tokens_per_micro_step / (peak_share flops_per_s): one GPU's step
+// A step of the busiest pipeline stage.
+struct StepPrediction {
+    double compute_s = 0;    // flops_per_token tokens / (peak_share flops_per_s), divided by the ranks
     CommTime communication;  // per step and rank, hidden or not
     double exposed_s = 0;    // communication while the rank computes nothing
     double slowdown_s = 0;   // extra compute time while it hides the rest
-    double step_s = 0;       // compute_s + exposed_s + slowdown_s
+    double bubble_s = 0;     // time when it waits for other stages or, with shared processors, for a core
+    double update_s = 0;     // unless peak_share includes it
+    double step_s = 0;       // the sum of all but `communication`
     double tokens_per_s = 0;
-    double efficiency = 0;  // tokens_per_s / (W times one GPU's with the same micro-steps) = compute_s / step_s
+    double efficiency = 0;  // tokens_per_s / (W times one GPU's with the same micro-steps): all compute / (W step_s)
 };
 
-// The four ZeRO stages (Rajbhandari et al., arXiv 1910.02054, section 7: 2 Psi for stages 0 to 2, 3 Psi for stage 3):
+// Predicts a step of a grid of ranks. The ZeRO stages among the ranks with the same part of the model (Rajbhandari et
+// al., arXiv 1910.02054, section 7: 2 Psi for stages 0 to 2, 3 Psi for stage 3):
 //   0  all-reduce of the gradients                              once per step
 //   1  reduce-scatter of the gradients, all-gather of the parameters   once per step
 //   2  reduce-scatter                                           every micro-step; all-gather once per step
 //   3  all-gather before forward and again before backward, reduce-scatter     every micro-step
-// Forward is 1/3 of the compute, backward 2/3 (two of the three products per weight: Kaplan et al., arXiv 2001.08361,
-// section 2.1). Reductions overlap with the backward pass of their micro-step, or of the last. All-gathers overlap with
-// the first forward pass or, at stage 3, with the passes of their micro-step. Two collectives never overlap: the outer
-// bucket's gradients are complete only when backward ends, and the next step begins with its parameters. A pass with c
-// seconds of compute and t seconds of overlapping collectives takes max(t, c + overlap_slowdown t), because it computes
-// more slowly while they run. Not modeled: the time that a sharded optimizer saves (up to 1 %), stragglers, data
-// loading, checkpoints.
-std::array<StagePrediction, 4> predict_scaling(const ScalingInputs& in);
+// Reductions overlap with the backward pass of their micro-step, or of the last; with passes of weights, with those.
+// All-gathers overlap with the first forward pass or, at stage 3, with the passes of their micro-step. Two collectives
+// never overlap: the outer bucket's gradients are complete only when backward ends, and the next step begins with its
+// parameters. A pass with c seconds of compute and t seconds of overlapping collectives takes max(t, c +
+// overlap_slowdown t), because it computes more slowly while they run.
+//
+// The gathers and sums of tensor parallelism and the ring of context parallelism, PassWork::collectives and ring_bytes,
+// do not overlap with compute. A stage of a pipeline begins a pass when its input has arrived; the bubble follows from
+// the times of all passes of all stages in the order of the schedule. The step ends when the last stage has reduced its
+// gradients and, at the end, updated its parameters. Not modeled: the time that a sharded optimizer saves (up to 1 %),
+// the sum of a tied embedding's gradients over two stages, stragglers, data loading, checkpoints.
+StepPrediction predict_step(const ScalingInputs& in);
 
-// Returns the inputs in a few lines and a row per stage, for the terminal.
-std::string scaling_table(const ScalingInputs& in);
+// The predictions of the four ZeRO stages.
+std::array<StepPrediction, 4> predict_scaling(const ScalingInputs& in);
+
+// Returns the inputs in a few lines and a row per ZeRO stage, for the terminal. memory_bytes: of a rank, by stage; 0:
+// unknown.
+std::string scaling_table(const ScalingInputs& in, const std::array<double, 4>& memory_bytes);
 
 // ---- GPU sensors ----------------------------------------------------------------------------------------------------
 

@@ -346,10 +346,49 @@ class FromTextToText(TrainerTest):
         self.assertRegex(self.run_trainer("plan", config), r"micro-steps +12 per step")
         said = self.run_trainer("plan", config, "--gpus", 12, "--gpus-per-node", 3)
         self.assertRegex(said, r"micro-steps +4 per step")
-        self.assertIn("for data parallelism only; parallel.tensor is 2 and parallel.pipeline 2", said)
+        self.assertRegex(said, r"\n +3 +2 +1 +2\* +0 .* configured\n")
+        self.assertIn("* GPUs of different nodes divide a layer", said)
         self.assertIn("warning: parallel.tensor (2) does not divide --gpus-per-node (3)", said)
         said = self.run_trainer("plan", config, "--gpus", 9, "--gpus-per-node", 9, expect=78)
         self.assertIn("ranks (9) must be a multiple", said)
+
+    def layouts(self, *options, **changes):
+        """The rows of plan's list: data, pipeline, context, tensor, ZeRO, GiB, four times in ms, tokens per second."""
+        said = self.run_trainer("plan", self.write_config(**changes), *options)
+        rows = re.findall(r"^ *\d+ +\d+ +\d+ +\d+[* ] +[\d. ]+(?=$|  configured$)", said, re.M)
+        return said, [[float(cell) for cell in row.replace("*", "").split()] for row in rows]
+
+    def test_plan_lists_the_fastest_layouts(self):
+        said, rows = self.layouts("--gpus", 4, "--gpu", "h200", "--nodes", 2, model_n_head=4,
+                                  train_total_batch_tokens=8 * 60)
+        self.assertIn("on 2 nodes", said)
+        self.assertEqual(len(rows), 10)
+        self.assertIn(" configured\n", said)
+        steps = [row[9] for row in rows]
+        self.assertEqual(steps, sorted(steps))
+        self.assertEqual(len({tuple(row[:5]) for row in rows}), 10)
+        for data, pipeline, context, tensor, zero, _, compute, exposed, bubble, step, tokens in rows:
+            self.assertEqual(data * pipeline * context * tensor, 4)
+            self.assertFalse(zero == 3 and pipeline > 1)
+            self.assertAlmostEqual(compute + exposed + bubble, step, delta=0.03)
+            self.assertAlmostEqual(8 * 60 / tokens * 1e3, step, delta=0.02)
+        self.assertEqual([row for row in rows if row[1] == 1 and row[8] > 0], [])
+
+    def test_plan_names_what_does_not_fit(self):
+        # A rank holds 16 bytes per parameter at ZeRO 0: 176 GiB of 11.8 billion, two bytes fewer than the H200's.
+        model = dict(model_n_layer=40, model_n_head=40, model_n_embd=5120, train_total_batch_tokens=60 * 8)
+        said, rows = self.layouts("--gpus", 8, "--gpu", "h200", **model)
+        self.assertRegex(said, r"\d+ layouts of 8 H200 SXM; \d+ need more than the usable memory of 141 GiB")
+        self.assertGreater(len(rows), 3)
+        self.assertTrue(all(row[5] <= 0.94 * 141 for row in rows[:-1]))
+        said, _ = self.layouts("--gpus", 2, "--gpu", "rtx4090", **model)
+        self.assertRegex(said, r"the smallest, data \d, .*, needs [\d.]+ GiB: .*gradients [\d.]+")
+
+    def test_plan_of_the_options_for_nodes(self):
+        config = self.write_config(train_total_batch_tokens=8 * 60)
+        self.assertIn("multiple of --nodes 3", self.run_trainer("plan", config, "--gpus", 8, "--nodes", 3, expect=64))
+        self.run_trainer("plan", config, "--gpus", 8, "--nodes", 2, "--gpus-per-node", 4, expect=64)
+        self.assertIn("8 H100 SXM on 2 nodes", self.run_trainer("plan", config, "--gpus", 8, "--nodes", 2))
 
     def test_plan_of_stages(self):
         config = self.write_config(parallel_pipeline=2, parallel_pipeline_schedule="interleaved", model_n_layer=7,

@@ -54,6 +54,27 @@ class Grid(TrainerTest):
                 values, others = array.array("f", bytes(state[name])), array.array("f", bytes(expected[name]))
                 self.assertLessEqual(math.dist(values, others), limit * math.hypot(*others), (run, name))
 
+    def test_auto_takes_the_first_layout_of_plan(self):
+        config = dict(SHAPE, train_max_steps=2, parallel_auto=True)
+        first = re.search(r"^ *(\d+) +(\d+) +1 +(\d+) +(\d) ", self.run_trainer(
+            "plan", self.write_config(**config), "--gpus", 2, "--gpu", "cpu"), re.M)
+        data, pipeline, tensor, stage = map(int, first.groups())
+        said = self.train_on(2, **config)
+        self.assertRegex(said, rf"layout   data {data}, pipeline {pipeline}, context 1, tensor {tensor}, ZeRO {stage}: ")
+        kept = json.loads((self.dir / "run/config.json").read_text())["parallel"]
+        self.assertEqual([kept[key] for key in ("auto", "pipeline", "tensor", "zero_stage")],
+                         [False, pipeline, tensor, stage])
+        # A resumed run chooses again. With one sequence per step, data parallelism is impossible.
+        self.train_on(2, "--resume", **{**config, "train_max_steps": 4})
+        self.assertEqual(len(self.records(kind="train")), 4)
+        said = self.train_on(2, run_dir="other", **{**config, "train_total_batch_tokens": 40})
+        self.assertRegex(said, r"layout   data 1, ")
+        for key, value in (("tensor", 2), ("pipeline", 2), ("zero_stage", 1), ("pipeline_layers", [1, 1])):
+            said = self.run_trainer(self.write_config(**config, **{f"parallel_{key}": value}), expect=78)
+            self.assertIn(f"parallel.auto chooses parallel.{key}, which must not be set", said)
+        said = self.train_on(2, run_dir="none", expect=78, **{**config, "train_total_batch_tokens": 50})
+        self.assertIn("no layout of 2 ranks is valid; train.total_batch_tokens (50) must be a multiple", said)
+
     def test_losses_match_one_rank(self):
         changes = dict(train_max_steps=30 if LONG else 6, eval_every_steps=3, eval_batches=3, model_dropout=0.1)
         self.train_on_grid((1, 1, 0), run_dir="one", **changes)

@@ -44,6 +44,9 @@ TEST_CASE("pipeline: the grid, the parts of the layers and their contradictions"
              {R"("pipeline": 2, "zero_stage": 3)", 2, {"parallel.zero_stage (3)", "parallel.pipeline (2)"}},
              {R"("pipeline": 2, "zero_stage": 2)", 2, {}},
              {R"("pipeline_layers": [1], "pipeline_chunks": 4, "zero_stage": 3)", 2, {}},
+             {R"("auto": true)", 7, {}},  // the grid is checked when it is chosen
+             {R"("auto": true, "tensor": 2)", 2, {"parallel.auto chooses parallel.tensor, which must not be set"}},
+             {R"("auto": true, "pipeline_layers": [1, 5])", 2, {"parallel.auto chooses parallel.pipeline_layers"}},
          }) {
         INFO(members);
         const Config config = config_of(members);

@@ -1,0 +1,202 @@
+#include "commands/layouts.h"
+
+#include <algorithm>
+#include <map>
+#include <numeric>
+
+#include "kernels/device.h"
+#include "model/plan.h"
+#include "training/models/model_io.h"
+
+namespace {
+
+constexpr double kGiB = 0x1p30;
+
+// Divides the buckets of a stage between its parts. The embeddings' are in the outer bucket of the first.
+void add_buckets(const TensorLayout& layout, std::vector<PartWork>& parts) {
+    for (PartWork& part : parts) part.bucket_elements = {0};
+    for (size_t i = 0; i < layout.buckets.size(); i++) {
+        const Bucket& bucket = layout.buckets[i];
+        const auto elements = double(layout.bucket_elements(int(i)));
+        const bool is_outer = std::ranges::count(layout.input_buckets, int(i)) > 0;
+        size_t part = 0;
+        while (part + 1 < parts.size() && bucket.begin >= layout.chunks[part].end) part++;
+        if (is_outer)
+            parts[0].bucket_elements[0] += elements;
+        else
+            parts[part].bucket_elements.push_back(elements);
+    }
+}
+
+std::vector<GptOptions> options_of_stages(const Config& config, const Grid& grid) {
+    std::vector<GptOptions> stages;
+    for (int stage = 0; stage < grid.pipeline; stage++)
+        stages.push_back(gpt_options(config, grid, grid.rank_of({.pipeline = stage})));
+    // The search for balanced stages takes long: it is done once.
+    std::vector<int> layers;
+    if (grid.pipeline > 1)
+        for (const LayerRange& range : layer_ranges(stages[0])) layers.push_back(range.count);
+    for (GptOptions& stage : stages) stage.pipeline.layers = layers;
+    return stages;
+}
+
+// Finds the stage that needs the most memory. Of successive stages with equal parts between the first and the last
+// stage, one at an end needs the most.
+void add_memory(PlannedLayout& layout) {
+    const std::vector<GptOptions> stages = options_of_stages(layout.config, layout.grid);
+    std::vector<std::vector<int>> counts;
+    for (const GptOptions& stage : stages) {
+        counts.emplace_back();
+        for (const LayerRange& range : own_layers(stage)) counts.back().push_back(range.count);
+    }
+    for (size_t i = 0; i < stages.size(); i++) {
+        const bool is_inside = i >= 2 && i + 2 < stages.size();
+        if (is_inside && counts[i] == counts[i - 1] && counts[i] == counts[i + 1]) continue;
+        const auto bytes = double(planned_bytes(stages[i]));
+        if (bytes > layout.memory_bytes) layout.memory_bytes = bytes, layout.largest_stage = int(i);
+    }
+}
+
+// Returns the configuration with another layout, or nothing if a check refuses it.
+std::optional<Config> with_layout(Config config, const ScalingInputs& layout) {
+    config.parallel.tensor = layout.tensor, config.parallel.pipeline = layout.pipeline;
+    config.parallel.zero_stage = layout.zero_stage;
+    try {
+        check_config(config, "", layout.gpus);
+        gpt_options(config, grid_of(config, layout.gpus));
+    } catch (const Error&) {
+        return std::nullopt;
+    }
+    return config;
+}
+
+// Adds the ZeRO stages of a layout.
+void add_zero_stages(const Config& config, const ScalingInputs& machine, std::vector<PlannedLayout>& layouts) {
+    ScalingInputs in = scaling_inputs(config, machine);
+    for (in.zero_stage = 0; in.zero_stage <= (in.replicas() > 1 ? 3 : 0); in.zero_stage++)
+        if (const std::optional<Config> valid = with_layout(config, in)) {
+            PlannedLayout& layout = layouts.emplace_back(*valid, grid_of(*valid, in.gpus), 0, 0, predict_step(in));
+            add_memory(layout);
+        }
+}
+
+// "data 4, pipeline 2, context 1, tensor 8, ZeRO 1"
+std::string layout_text(const PlannedLayout& layout) {
+    return format("data %d, pipeline %d, context %d, tensor %d, ZeRO %d", layout.grid.data, layout.grid.pipeline, 1,
+                  layout.grid.tensor, layout.config.parallel.zero_stage);
+}
+
+// Why a layout does not fit: its memory by category.
+std::string memory_text(const PlannedLayout& layout) {
+    const GptOptions stage = options_of_stages(layout.config, layout.grid)[size_t(layout.largest_stage)];
+    std::map<std::string, double> categories;
+    for (const MemoryRegion& region : plan_memory(stage)) categories[region.category] += double(region.bytes);
+    std::string text;
+    for (const auto& [category, bytes] : categories)
+        text += format("%s%s %.1f", text.empty() ? "" : ", ", category.c_str(), bytes / kGiB);
+    return format("%s, needs %.1f GiB: %s", layout_text(layout).c_str(), layout.memory_bytes / kGiB, text.c_str());
+}
+
+}  // namespace
+
+ScalingInputs scaling_inputs(const Config& config, const ScalingInputs& machine) {
+    ScalingInputs in = machine;
+    const Grid grid = grid_of(config, machine.gpus);
+    const std::vector<GptOptions> stages = options_of_stages(config, grid);
+    const GptOptions& run = stages[0];
+    in.tensor = grid.tensor, in.pipeline = grid.pipeline, in.zero_stage = config.parallel.zero_stage;
+    in.tokens_per_micro_step = double(run.batch) * run.seq_len;
+    in.micro_steps = micro_steps(config, grid.data, kMaxSteps);
+    in.param_wire_bytes = double(size_of(run.precision));
+    in.row_bytes = double(run.shape.n_embd) * double(size_of(run.precision));
+    // With biases and norms.
+    const std::vector<double> work = layer_work(run);
+    const double scale = flops_of_token(run, run.seq_len) / (6 * std::accumulate(work.begin(), work.end(), 0.0));
+    const std::vector<TensorLayout> layouts = lay_out_stages(run);
+    in.stages.clear();
+    for (const GptOptions& stage : stages) {
+        std::vector<PartWork>& parts = in.stages.emplace_back();
+        for (std::array<PassWork, 3> passes : work_of_parts(stage)) {
+            for (PassWork& pass : passes) pass.flops_per_token *= scale;
+            parts.push_back({passes, {}});
+        }
+        add_buckets(layouts[size_t(stage.pipeline.rank)], parts);
+    }
+    if (grid.pipeline > 1)
+        in.passes = schedule_passes(run.pipeline.schedule, grid.pipeline, run.pipeline.chunks, in.micro_steps);
+    return in;
+}
+
+bool fits(double memory_bytes, const GpuModel& gpu) {
+    constexpr double kUsable = 0.94;  // the rest: driver and ECC, see GpuModel
+    return gpu.memory_gib == 0 || memory_bytes <= kUsable * gpu.memory_gib * kGiB;
+}
+
+std::vector<PlannedLayout> plan_layouts(const Config& config, const ScalingInputs& machine) {
+    std::vector<PlannedLayout> layouts;
+    Config plain = config;
+    plain.parallel.automatic = false;
+    ScalingInputs layout = machine;
+    for (layout.tensor = 1; layout.tensor <= machine.gpus; layout.tensor++)
+        for (layout.pipeline = 1; layout.tensor * layout.pipeline <= machine.gpus; layout.pipeline++)
+            if (machine.gpus % (layout.tensor * layout.pipeline) == 0)
+                if (const std::optional<Config> valid = with_layout(plain, layout))
+                    add_zero_stages(*valid, machine, layouts);
+    const auto first_small = std::ranges::stable_partition(
+        layouts, [&](const PlannedLayout& l) { return fits(l.memory_bytes, machine.gpu); });
+    std::ranges::stable_sort(layouts.begin(), first_small.begin(), {}, [](const auto& l) { return l.step.step_s; });
+    std::ranges::stable_sort(first_small, {}, &PlannedLayout::memory_bytes);
+    return layouts;
+}
+
+std::string layout_table(const std::vector<PlannedLayout>& layouts, const Config& configured,
+                         const ScalingInputs& machine) {
+    constexpr size_t kMostRows = 10;
+    size_t fitting = 0, shown = 0;
+    for (const PlannedLayout& layout : layouts) fitting += fits(layout.memory_bytes, machine.gpu);
+    std::string text = format("%zu layouts of %d %s", layouts.size(), machine.gpus, machine.gpu.product);
+    if (fitting < layouts.size())
+        text += format("; %zu need more than the usable memory of %.0f GiB", layouts.size() - fitting,
+                       machine.gpu.memory_gib);
+    if (layouts.empty()) return text + ": no grid has a valid configuration\n";
+    if (fitting == 0) text += "\nthe smallest, " + memory_text(layouts[0]);
+    text += format("\n\n%6s%10s%9s%8s%7s%13s%13s%13s%12s%11s%12s\n", "data", "pipeline", "context", "tensor", "ZeRO",
+                   "memory GiB", "compute ms", "exposed ms", "bubble ms", "step ms", "tokens/s");
+    bool any_crosses = false;
+    for (const PlannedLayout& layout : layouts) {
+        const Config::Parallel& keys = layout.config.parallel;
+        const bool is_configured = keys.tensor == configured.parallel.tensor &&
+                                   keys.pipeline == configured.parallel.pipeline &&
+                                   keys.zero_stage == configured.parallel.zero_stage;
+        if (++shown > std::min(kMostRows, fitting) && !is_configured) continue;
+        const bool crosses = machine.gpus > machine.gpus_per_node && machine.gpus_per_node % layout.grid.tensor != 0;
+        any_crosses |= crosses;
+        const StepPrediction& step = layout.step;
+        text +=
+            format("%6d%10d%9d%8d%c%6d%13.2f%13.2f%13.2f%12.2f%11.2f%12.0f%s\n", layout.grid.data, layout.grid.pipeline,
+                   1, layout.grid.tensor, crosses ? '*' : ' ', keys.zero_stage, layout.memory_bytes / kGiB,
+                   (step.compute_s + step.slowdown_s + step.update_s) * 1e3, step.exposed_s * 1e3, step.bubble_s * 1e3,
+                   step.step_s * 1e3, step.tokens_per_s, is_configured ? "  configured" : "");
+    }
+    if (any_crosses) text += "* GPUs of different nodes divide a layer\n";
+    return text;
+}
+
+std::string choose_layout(Config& config, const RankEnvironment& environment) {
+    ScalingInputs machine = machine_of_device(gpu_name());
+    machine.gpus = environment.size;
+    machine.gpus_per_node = environment.local_size > 0 ? environment.local_size : environment.size;
+    const std::vector<PlannedLayout> layouts = plan_layouts(config, machine);
+    if (layouts.empty())
+        fail(Exit::config,
+             "parallel.auto: no layout of %d ranks is valid; train.total_batch_tokens (%ld) must be a multiple of "
+             "train.batch_size (%d) times train.seq_len (%d) times the ranks with different samples",
+             environment.size, config.train.total_batch_tokens, config.train.batch_size, config.train.seq_len);
+    if (!fits(layouts[0].memory_bytes, machine.gpu))
+        fail(Exit::config, "parallel.auto: no layout of %d ranks fits into %.0f GiB; the smallest, %s",
+             environment.size, machine.gpu.memory_gib, memory_text(layouts[0]));
+    config = layouts[0].config;
+    return format("layout   %s: the fastest of %zu for %d %s by prediction, %.2f ms per step",
+                  layout_text(layouts[0]).c_str(), layouts.size(), machine.gpus, machine.gpu.product,
+                  layouts[0].step.step_s * 1e3);
+}

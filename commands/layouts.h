@@ -1,0 +1,35 @@
+// The layouts of a run's ranks: data x pipeline x context x tensor parallelism and the ZeRO stage. Finds those that the
+// configuration allows, plans the memory of each and predicts its speed, for `plan` and parallel.auto.
+#pragma once
+
+#include "runtime/cluster/rank_environment.h"
+#include "runtime/config/config.h"
+#include "runtime/performance/performance.h"
+
+// A layout of the ranks of `config`, whose section "parallel" describes it.
+struct PlannedLayout {
+    Config config;
+    Grid grid;
+    int largest_stage = 0;    // the stage of the pipeline whose ranks need the most memory
+    double memory_bytes = 0;  // of such a rank
+    StepPrediction step;
+};
+
+// Adds the run to the machine's inputs: the grid, the work of all stages and the order of their passes.
+ScalingInputs scaling_inputs(const Config& config, const ScalingInputs& machine);
+
+// Returns the layouts of machine.gpus ranks that check_config() and gpt_options() accept: those that fit into the GPU's
+// memory, the fastest first, then those that do not, the smallest first. The micro-batch, recomputation and the
+// schedule of the pipeline are the configuration's.
+std::vector<PlannedLayout> plan_layouts(const Config& config, const ScalingInputs& machine);
+
+// Whether a rank's memory fits into the GPU. A GPU without a known size has enough.
+bool fits(double memory_bytes, const GpuModel& gpu);
+
+// Returns the first layouts, the configured one and the number of those that do not fit, for the terminal.
+std::string layout_table(const std::vector<PlannedLayout>& layouts, const Config& configured,
+                         const ScalingInputs& machine);
+
+// With parallel.auto: sets the keys of the first layout, which is the same on all ranks, and parallel.auto to false.
+// Returns a line that explains the choice. Fails with Exit::config if no layout fits or the GPU is unknown.
+std::string choose_layout(Config& config, const RankEnvironment& environment);
