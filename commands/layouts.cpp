@@ -4,7 +4,9 @@
 #include <map>
 #include <numeric>
 
+#include "kernels/base/check.h"
 #include "kernels/device.h"
+#include "model/arena.h"
 #include "model/plan.h"
 #include "training/models/model_io.h"
 

@@ -2,7 +2,7 @@
 // configuration allows, plans the memory of each and predicts its speed, for `plan` and parallel.auto.
 #pragma once
 
-#include "runtime/cluster/rank_environment.h"
+#include "runtime/cluster/cluster.h"
 #include "runtime/config/config.h"
 #include "runtime/performance/performance.h"
 

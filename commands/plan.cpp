@@ -7,7 +7,6 @@
 #include "commands/layouts.h"
 #include "commands/plan_measured.h"
 #include "data/shards/dataset.h"
-#include "kernels/numeric.h"
 #include "model/update.h"
 #include "runtime/io/files.h"
 #include "runtime/io/process.h"

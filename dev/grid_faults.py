@@ -11,6 +11,9 @@ BITS, STAGES = PIPELINE + "test_stages_have_the_bits_of_one_rank", PIPELINE + "t
 CONTINUED = PIPELINE + "test_any_layout_continues_the_checkpoint_of_any_other"
 AHEAD, MEMORY = PIPELINE + "test_a_stage_is_far_ahead_of_the_next_one", PIPELINE + "test_memory_and_traffic"
 LOSSES, FAMILIES = GRID + "test_losses_match_one_rank", GRID + "test_families_recomputation_and_precision"
+SCALING, LAYOUTS, PLAN = "runtime/performance/scaling.cpp", "commands/layouts.cpp", "model/plan.cpp"
+STEP_TIME, WORK = "test_cpu: step time*", "test_cpu: pipeline: the work*"
+AUTO, LISTED = GRID + "test_auto_takes_the_first_layout_of_plan", "test_plan_lists_the_fastest_layouts"
 BASE, CONFIG, CHECK = "kernels/base/grid.h", "runtime/config/config.cpp", "runtime/config/check.cpp"
 OPTIONS_HEADER = "model/options.h"
 KEYS = "test_cpu: pipeline: the grid*"
@@ -150,10 +153,11 @@ FAULTS = [
     (SCHEDULE, "deferred micro-steps begin with the forward pass", "most_between(passes, 0, Pass::backward,",
      "most_between(passes, 0, Pass::forward,", ORDERS),
     # ---- the layers and tensors of a stage
-    (OPTIONS, "the parts ignore the head", "layers.begin() + range.end(), parts[part]);",
-     "layers.begin() + range.end(), 0.0);", ORDERS),
-    (OPTIONS, "the sum of a part's work is as small as possible", "std::max(before, own);", "before + own;",
-     ORDERS),
+    (OPTIONS, "the parts ignore the head", "    work.parts.back() = work.layers.back();\n", "", ORDERS),
+    (OPTIONS, "the sum of a part's work is as small as possible", "larger = std::max(earlier, own);",
+     "larger = earlier + own;", ORDERS),
+    (OPTIONS, "a part's work lacks what it has besides layers", "layers.begin() + range.end(), parts[part]);",
+     "layers.begin() + range.end(), 0.0);", BALANCED),
     (OPTIONS, "the parts overlap", "ranges.empty() ? 0 : ranges.back().end(), count});",
      "ranges.empty() ? 0 : ranges.back().end() - 1, count});", ORDERS),
     (OPTIONS, "a part lacks its last layer", "end - first[size_t(part)][size_t(end)]});",
@@ -165,8 +169,8 @@ FAULTS = [
      MEMORY),
     (TENSORS, "chunks of stages have the same indices",
      "size_t number = layout.first_chunks[size_t(tensor.number)];", "size_t number = layout.first_chunks[i];", STAGES),
-    (TENSORS, "names are numbered by stage", "number_tensors(stages.back(), whole);",
-     "number_tensors(stages.back(), stages.back());", STAGES),
+    (TENSORS, "names are numbered by stage", "tensor.number = numbers.at(tensor.name);",
+     "tensor.number = int(numbers.size() * 0) + int(&tensor - layout.tensors.data());", STAGES),
     (TENSORS, "tensors are numbered by stage, also for random bits",
      "    for (ops::Chunk& chunk : chunks) chunk.tensor = layout.tensors[size_t(chunk.tensor)].number;\n", "", BITS),
     (TENSORS, "chunks begin with buckets, not with layers", "is_tied, o.deterministic_reduce};", "is_tied, false};",
@@ -401,4 +405,35 @@ FAULTS = [
     (MEASURED, "windows of more stages count", " && std::isnan(value(layers.size(), \"layers\"))", "", BALANCED),
     (MEASURED, "parts are consecutive on a stage", "sums.work[part % stages] +=",
      "sums.work[part / (ranges.size() / stages)] +=", BALANCED),
+    # ---- the predicted time of a step and the choice of a layout
+    (SCALING, "a stage waits for the reductions of the next one",
+     "            stage.left_s = time.compute_s + in_.overlap_slowdown * std::min(time.behind.seconds, time.compute_s) +\n"
+     "                           time.within.seconds;\n", "            stage.left_s = time.seconds(in_);\n", STEP_TIME),
+    (SCALING, "messages between stages take no time", "+ edges_[is_forward ? from : stage];", ";", STEP_TIME),
+    (SCALING, "a message between nodes uses NVLink", "== ((stage + 2) * ranks - 1) / node", "== stage * ranks / node",
+     STEP_TIME),
+    (SCALING, "a group of distant ranks has a whole node", "std::max(1, in.gpus_per_node / group.stride)",
+     "in.gpus_per_node", STEP_TIME),
+    (SCALING, "ranks that divide layers reduce each other's gradients", "replicas{in.replicas(), in.tensor}",
+     "replicas{in.replicas() * in.tensor, 1}", STEP_TIME),
+    (SCALING, "the rows are not divided by context parallelism", "tokens / in.context * in.row_bytes",
+     "tokens * in.row_bytes", STEP_TIME),
+    (SCALING, "keys and values do not pass around the ring", "? 1.0 : 0.0) * ring", "? 0.0 : 0.0) * ring", STEP_TIME),
+    (SCALING, "ranks that divide layers count as different samples",
+     "step.tokens_per_s = in.data() *", "step.tokens_per_s = in.gpus *", STEP_TIME),
+    (SCALING, "each rank updates everything", "/ (in.zero_stage > 0 ? in.replicas() : 1);", "/ 1;", STEP_TIME),
+    (SCALING, "all ranks have a core", "std::min(1.0, in.cores / ranks)", "1.0", STEP_TIME),
+    (SCALING, "a later stage waits for its parameters as the first one does", "time.late_seconds(now, in_)",
+     "time.late_seconds(0, in_)", STEP_TIME),
+    (SCALING, "a pass of weights does not reduce", "part.passes[Pass::weights].flops_per_token > 0 ? Pass::weights",
+     "part.passes[Pass::weights].flops_per_token < 0 ? Pass::weights", STEP_TIME),
+    (PLAN, "a backward pass has as many collectives as a forward pass", "(recomputes ? 9 : 6) * range.count",
+     "(recomputes ? 9 : 4) * range.count", WORK),
+    (PLAN, "the head belongs to each part", "has_head = range.end() == shape.n_layer", "has_head = 1", WORK),
+    (LAYOUTS, "the slowest layout is first", "[](const auto& l) { return l.step.step_s; }",
+     "[](const auto& l) { return -l.step.step_s; }", COMMANDS + LISTED),
+    (LAYOUTS, "layouts that do not fit are listed", "memory_bytes <= kUsable", "memory_bytes >= 0 * kUsable",
+     COMMANDS + "test_plan_names_what_does_not_fit"),
+    (LAYOUTS, "auto keeps the configured layout", "    config = layouts[0].config;\n", "", AUTO),
+    (CHECK, "auto ignores the keys that it chooses", "        check_auto(c, check);\n", "", KEYS),
 ]

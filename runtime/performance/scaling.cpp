@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 #include <numeric>
 
+#include "model/schedule.h"
 #include "runtime/io/files.h"
 #include "runtime/io/json.h"
 #include "runtime/performance/performance.h"

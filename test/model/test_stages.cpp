@@ -67,6 +67,39 @@ TEST_CASE("the most work of a part is as small as possible", "[model][pipeline]"
     CHECK(head_matters);
 }
 
+// FLOPs: Kaplan et al., arXiv 2001.08361, section 2.1: 6 per weight and 12 per attended key and channel. Collectives:
+// 44 per micro-step of 4 layers, counted on ranks (dev/results/2026-11-27-tensor-parallelism.md).
+TEST_CASE("pipeline: the work of all parts is that of the model", "[model][pipeline]") {
+    for (const auto& [stages, chunks] : {std::pair(1, 1), {2, 1}, {4, 1}, {2, 2}})
+        for (const Recompute recompute : {Recompute::none, Recompute::block})
+            for (const bool defers : {false, true}) {
+                if (defers && (stages == 1 || chunks > 1 || recompute == Recompute::block)) continue;
+                GptOptions options = stage_options(4, stages, chunks);
+                options.recompute = recompute;
+                if (defers) options.pipeline.schedule = PipelineSchedule::zero_bubble;
+                INFO(stages << " stages, " << chunks << " chunks, recompute " << int(recompute) << ", " << defers);
+                double flops[3] = {}, ring[3] = {};
+                int collectives = 0;
+                for (options.pipeline.rank = 0; options.pipeline.rank < stages; options.pipeline.rank++)
+                    for (const auto& passes : work_of_parts(options))
+                        for (const Pass::Kind kind : {Pass::forward, Pass::backward, Pass::weights}) {
+                            flops[kind] += passes[kind].flops_per_token;
+                            ring[kind] += passes[kind].ring_bytes_per_token;
+                            collectives += passes[kind].collectives;
+                        }
+                const GptShape& shape = options.shape;
+                const double C = shape.n_embd, layers = 4 * layer_work(shape, options.seq_len);
+                const double again = recompute == Recompute::block ? 2 * layers : 0;
+                CHECK(flops[Pass::forward] == 2 * layers);
+                CHECK(flops[Pass::weights] == (defers ? 4 * 2 * 12 * C * C : 0));
+                CHECK(flops[0] + flops[1] + flops[2] == 6 * layers + 6 * C * shape.padded_vocab() + again);
+                // A pass of weights gathers both inputs and both gradients; a recomputed layer does all but a sum.
+                CHECK(collectives == 44 + 4 * (defers ? 2 : 0) + 4 * (again > 0 ? 3 : 0));
+                // Keys and values of all layers, and in backward their gradients in FP32.
+                CHECK((ring[0] == 4 * 2 * C * 4 && ring[1] == 2 * ring[0] && ring[2] == 0));
+            }
+}
+
 TEST_CASE("stages take the given numbers of layers in turn", "[model][pipeline]") {
     GptOptions options = stage_options(10, 2, 2);
     options.pipeline.layers = {1, 2, 3, 4};
