@@ -407,8 +407,7 @@ FAULTS = [
      "sums.work[part / (ranges.size() / stages)] +=", BALANCED),
     # ---- the predicted time of a step and the choice of a layout
     (SCALING, "a stage waits for the reductions of the next one",
-     "            stage.left_s = time.compute_s + in_.overlap_slowdown * std::min(time.behind.seconds, time.compute_s) +\n"
-     "                           time.within.seconds;\n", "            stage.left_s = time.seconds(in_);\n", STEP_TIME),
+     "in_.overlap_slowdown * std::min(time.behind.seconds, time.compute_s) +", "time.behind.seconds +", STEP_TIME),
     (SCALING, "messages between stages take no time", "+ edges_[is_forward ? from : stage];", ";", STEP_TIME),
     (SCALING, "a message between nodes uses NVLink", "== ((stage + 2) * ranks - 1) / node", "== stage * ranks / node",
      STEP_TIME),
@@ -423,7 +422,7 @@ FAULTS = [
      "step.tokens_per_s = in.data() *", "step.tokens_per_s = in.gpus *", STEP_TIME),
     (SCALING, "each rank updates everything", "/ (in.zero_stage > 0 ? in.replicas() : 1);", "/ 1;", STEP_TIME),
     (SCALING, "all ranks have a core", "std::min(1.0, in.cores / ranks)", "1.0", STEP_TIME),
-    (SCALING, "a later stage waits for its parameters as the first one does", "time.late_seconds(now, in_)",
+    (SCALING, "a later stage waits for its parameters like the first one", "time.late_seconds(now, in_)",
      "time.late_seconds(0, in_)", STEP_TIME),
     (SCALING, "a pass of weights does not reduce", "part.passes[Pass::weights].flops_per_token > 0 ? Pass::weights",
      "part.passes[Pass::weights].flops_per_token < 0 ? Pass::weights", STEP_TIME),

@@ -105,7 +105,7 @@ struct GptOptions {
     bool keeps_whole_parameters() const { return !is_sharded() || zero_stage < 3; }
 };
 
-// Returns the multiplications per token of each layer in a forward pass, and last those of the head.
+// Returns the multiplications per token of each layer in a forward pass, then of the head.
 std::vector<double> layer_work(const GptOptions& options);
 
 // The work of the layers of a model and, for each part of a pipeline, what it has besides its layers, in any unit.

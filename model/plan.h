@@ -25,8 +25,8 @@ struct TokenWork {
 };
 TokenWork token_work(const GptShape& shape, int seq_len);
 
-// Returns the work of the rank's parts of the layers in passes of each kind. FLOPs are those of token_work() without
-// biases, norms and positions, plus those of recomputed layers.
+// Returns the work of the rank's parts of the layers in passes of each kind, by Pass::Kind. Counts the FLOPs of
+// token_work() without biases, norms and positions, and recomputed layers.
 std::vector<std::array<PassWork, 3>> work_of_parts(const GptOptions& options);
 
 // Returns a table for the terminal: bytes by category and by buffer, the total, the number of parameters.

@@ -71,7 +71,7 @@ double parse_rate(const std::string& text, const std::string& option);
 // Fails with Exit::usage unless `gpus` is at most one node or a whole number of nodes.
 void check_nodes(int gpus, int gpus_per_node);
 
-// What the ranks of a pipeline stage do for one of the stage's parts of the layers.
+// The work of a pipeline stage's ranks on one of its parts of the layers.
 struct PartWork {
     std::array<PassWork, 3> passes{};     // by Pass::Kind
     std::vector<double> bucket_elements;  // the outer bucket (embeddings, last norm; 0: none), then the others

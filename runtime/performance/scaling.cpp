@@ -150,7 +150,7 @@ public:
             now = next;
         }
         for (size_t s = 0; s < stages_.size(); s++) {
-            require(stages_[s].next == in_.passes[s].size(), "scaling: stage %zu waits without end", s);
+            require(stages_[s].next == in_.passes[s].size(), "scaling: stage %zu has a pass that never begins", s);
             ends[s] = std::max(ends[s], stages_[s].reduced_s) + stages_[s].bare_s;
         }
         return ends;
@@ -182,7 +182,7 @@ private:
         return end_of(from, {pass.kind, chunk, pass.micro_step}) + edges_[is_forward ? from : stage];
     }
 
-    // Begins the stage's next pass if its input is there. Returns when it can begin, if that is later.
+    // Begins the stage's next pass if its input has arrived. Returns when it arrives, if that is later.
     double begin(size_t s, double now) {
         Stage& stage = stages_[s];
         if (stage.left_s >= 0 || stage.next == in_.passes[s].size()) return kNever;

@@ -69,7 +69,7 @@ TEST_CASE("the most work of a part is as small as possible", "[model][pipeline]"
 
 // FLOPs: Kaplan et al., arXiv 2001.08361, section 2.1: 6 per weight and 12 per attended key and channel. Collectives:
 // 44 per micro-step of 4 layers, counted on ranks (dev/results/2026-11-27-tensor-parallelism.md).
-TEST_CASE("pipeline: the work of all parts is that of the model", "[model][pipeline]") {
+TEST_CASE("pipeline: the work of all parts is the work of the model", "[model][pipeline]") {
     for (const auto& [stages, chunks] : {std::pair(1, 1), {2, 1}, {4, 1}, {2, 2}})
         for (const Recompute recompute : {Recompute::none, Recompute::block})
             for (const bool defers : {false, true}) {

@@ -31,7 +31,7 @@ double bubble_share(const StepPrediction& step) { return step.bubble_s / step.st
 
 }  // namespace
 
-TEST_CASE("step time: the bubble of a pipeline is that of the published formulas", "[scaling]") {
+TEST_CASE("step time: the bubble of a pipeline matches the published formulas", "[scaling]") {
     using enum PipelineSchedule;
     for (int p : {1, 2, 4, 8})
         for (int m : {p, 2 * p, 5 * p}) {
