@@ -62,6 +62,7 @@ void add_memory(PlannedLayout& layout) {
 // Returns the configuration with another layout, or nothing if a check refuses it.
 std::optional<Config> with_layout(Config config, const ScalingInputs& layout) {
     config.parallel.tensor = layout.tensor, config.parallel.pipeline = layout.pipeline;
+    config.parallel.context = layout.context;
     config.parallel.zero_stage = layout.zero_stage;
     try {
         check_config(config, "", layout.gpus);
@@ -84,8 +85,8 @@ void add_zero_stages(const Config& config, const ScalingInputs& machine, std::ve
 
 // "data 4, pipeline 2, context 1, tensor 8, ZeRO 1"
 std::string layout_text(const PlannedLayout& layout) {
-    return format("data %d, pipeline %d, context %d, tensor %d, ZeRO %d", layout.grid.data, layout.grid.pipeline, 1,
-                  layout.grid.tensor, layout.config.parallel.zero_stage);
+    return format("data %d, pipeline %d, context %d, tensor %d, ZeRO %d", layout.grid.data, layout.grid.pipeline,
+                  layout.grid.context, layout.grid.tensor, layout.config.parallel.zero_stage);
 }
 
 // Why a layout does not fit: its memory by category.
@@ -106,7 +107,8 @@ ScalingInputs scaling_inputs(const Config& config, const ScalingInputs& machine)
     const Grid grid = grid_of(config, machine.gpus);
     const std::vector<GptOptions> stages = options_of_stages(config, grid);
     const GptOptions& run = stages[0];
-    in.tensor = grid.tensor, in.pipeline = grid.pipeline, in.zero_stage = config.parallel.zero_stage;
+    in.tensor = grid.tensor, in.context = grid.context, in.pipeline = grid.pipeline;
+    in.zero_stage = config.parallel.zero_stage;
     in.tokens_per_micro_step = double(run.batch) * run.seq_len;
     in.micro_steps = micro_steps(config, grid.data, kMaxSteps);
     in.param_wire_bytes = double(size_of(run.precision));
@@ -140,10 +142,14 @@ std::vector<PlannedLayout> plan_layouts(const Config& config, const ScalingInput
     plain.parallel.automatic = false;
     ScalingInputs layout = machine;
     for (layout.tensor = 1; layout.tensor <= machine.gpus; layout.tensor++)
-        for (layout.pipeline = 1; layout.tensor * layout.pipeline <= machine.gpus; layout.pipeline++)
-            if (machine.gpus % (layout.tensor * layout.pipeline) == 0)
-                if (const std::optional<Config> valid = with_layout(plain, layout))
-                    add_zero_stages(*valid, machine, layouts);
+        for (layout.context = 1; layout.tensor * layout.context <= machine.gpus; layout.context++) {
+            const bool is_on_node = layout.tensor * layout.context <= machine.gpus_per_node;
+            if (layout.context > 1 && !is_on_node && layout.context != config.parallel.context) continue;
+            for (layout.pipeline = 1; layout.pipeline <= config.model.n_layer; layout.pipeline++)
+                if (machine.gpus % (layout.tensor * layout.context * layout.pipeline) == 0)
+                    if (const std::optional<Config> valid = with_layout(plain, layout))
+                        add_zero_stages(*valid, machine, layouts);
+        }
     const auto first_small = std::ranges::stable_partition(
         layouts, [&](const PlannedLayout& l) { return fits(l.memory_bytes, machine.gpu); });
     std::ranges::stable_sort(layouts.begin(), first_small.begin(), {}, [](const auto& l) { return l.step.step_s; });
@@ -167,18 +173,18 @@ std::string layout_table(const std::vector<PlannedLayout>& layouts, const Config
     bool any_crosses = false;
     for (const PlannedLayout& layout : layouts) {
         const Config::Parallel& keys = layout.config.parallel;
-        const bool is_configured = keys.tensor == configured.parallel.tensor &&
-                                   keys.pipeline == configured.parallel.pipeline &&
-                                   keys.zero_stage == configured.parallel.zero_stage;
+        const bool is_configured =
+            keys.tensor == configured.parallel.tensor && keys.pipeline == configured.parallel.pipeline &&
+            keys.context == configured.parallel.context && keys.zero_stage == configured.parallel.zero_stage;
         if (++shown > std::min(kMostRows, fitting) && !is_configured) continue;
         const bool crosses = machine.gpus > machine.gpus_per_node && machine.gpus_per_node % layout.grid.tensor != 0;
         any_crosses |= crosses;
         const StepPrediction& step = layout.step;
-        text +=
-            format("%6d%10d%9d%8d%c%6d%13.2f%13.2f%13.2f%12.2f%11.2f%12.0f%s\n", layout.grid.data, layout.grid.pipeline,
-                   1, layout.grid.tensor, crosses ? '*' : ' ', keys.zero_stage, layout.memory_bytes / kGiB,
-                   (step.compute_s + step.slowdown_s + step.update_s) * 1e3, step.exposed_s * 1e3, step.bubble_s * 1e3,
-                   step.step_s * 1e3, step.tokens_per_s, is_configured ? "  configured" : "");
+        text += format("%6d%10d%9d%8d%c%6d%13.2f%13.2f%13.2f%12.2f%11.2f%12.0f%s\n", layout.grid.data,
+                       layout.grid.pipeline, layout.grid.context, layout.grid.tensor, crosses ? '*' : ' ',
+                       keys.zero_stage, layout.memory_bytes / kGiB,
+                       (step.compute_s + step.slowdown_s + step.update_s) * 1e3, step.exposed_s * 1e3,
+                       step.bubble_s * 1e3, step.step_s * 1e3, step.tokens_per_s, is_configured ? "  configured" : "");
     }
     if (any_crosses) text += "* GPUs of different nodes divide a layer\n";
     return text;

@@ -19,7 +19,8 @@ struct PlannedLayout {
 ScalingInputs scaling_inputs(const Config& config, const ScalingInputs& machine);
 
 // Returns the layouts of machine.gpus ranks that check_config() and gpt_options() accept: those that fit into the GPU's
-// memory, the fastest first, then those that do not, the smallest first. The micro-batch, recomputation and the
+// memory, the fastest first, then those that do not, the smallest first. Ranks that divide sequences are on one node,
+// unless config.parallel.context is larger. The micro-batch, recomputation and the
 // schedule of the pipeline are the configuration's.
 std::vector<PlannedLayout> plan_layouts(const Config& config, const ScalingInputs& machine);
 

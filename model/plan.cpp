@@ -44,10 +44,11 @@ std::vector<std::array<PassWork, 3>> work_of_parts(const GptOptions& options) {
                     (recomputes ? 9 : 6) * range.count + embeds + 2 * has_head};
         if (defers) weights = {linear, 4 * range.count}, backward.flops_per_token -= linear;
         if (defers) backward.collectives -= 2 * range.count;
-        // Keys and values in the compute type; in backward also their gradients in FP32.
+        forward.attention_flops = layers - linear, backward.attention_flops = 2 * (layers - linear);
+        // Keys and values in the compute type; in backward also 3/4 of their gradients, in FP32: see attention.cpp.
         const double ring = 2.0 * shape.kv_heads() * shape.head_size() * range.count;
         forward.ring_bytes_per_token = ring * double(size_of(options.precision));
-        backward.ring_bytes_per_token = ring * double(size_of(options.precision) + sizeof(float));
+        backward.ring_bytes_per_token = ring * (double(size_of(options.precision)) + 0.75 * sizeof(float));
     }
     return parts;
 }

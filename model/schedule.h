@@ -20,6 +20,7 @@ struct Pass {
 struct PassWork {
     double flops_per_token = 0;  // of all ranks that divide the layers or the sequence
     int collectives = 0;         // gathers and sums of all tokens' rows over the ranks of tensor parallelism
+    double attention_flops = 0;  // the part of flops_per_token that overlaps with the ring
     double ring_bytes_per_token =
         0;  // keys, values and their gradients that pass around the ring of context parallelism
 };

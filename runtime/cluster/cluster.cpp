@@ -114,9 +114,9 @@ Ranks::Ranks(const RankEnvironment& environment, const Config& config, const std
     if (comm_needs_gather()) report_errors_of(open);
     control_->require_same(revision, "the program's revision");
     control_->require_same(config_digest(config), "the configuration's digest");
-    control_->require_same(
-        format("%d x %d x %d, ZeRO stage %d", grid_.pipeline, grid_.data, grid_.tensor, config.parallel.zero_stage),
-        "the grid of ranks");
+    control_->require_same(format("%d x %d x %d x %d, ZeRO stage %d", grid_.pipeline, grid_.data, grid_.context,
+                                  grid_.tensor, config.parallel.zero_stage),
+                           "the grid of ranks");
     report_errors_of([&] { grid_comm_ = GridComm(comm_, grid_); });
 }
 

@@ -152,6 +152,7 @@ void check_auto(const Config& c, Check& check) {
     const Config::Parallel defaults;
     for (const auto& [key, is_set] : {std::pair("zero_stage", c.parallel.zero_stage != defaults.zero_stage),
                                       {"tensor", c.parallel.tensor != defaults.tensor},
+                                      {"context", c.parallel.context != defaults.context},
                                       {"pipeline", c.parallel.pipeline != defaults.pipeline},
                                       {"pipeline_layers", c.parallel.pipeline_layers != defaults.pipeline_layers}})
         check.that(!is_set, format("parallel.auto chooses parallel.%s, which must not be set", key));

@@ -129,7 +129,7 @@ struct Config {
     } loss_scale;
 
     struct Parallel {
-        bool automatic = false;  // plan_layouts() chooses zero_stage, tensor and pipeline
+        bool automatic = false;  // plan_layouts() chooses zero_stage, tensor, context and pipeline
         int zero_stage = 0;
         bool deterministic_reduce = false;
         int bucket_mb = 32;

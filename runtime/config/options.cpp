@@ -293,7 +293,7 @@ std::vector<Option> optimizer_options(Config& c) {
 std::vector<Option> surrounding_options(Config& c) {
     return {
         {"parallel.auto", &c.parallel.automatic, kAnything,
-         "choose zero_stage, tensor and pipeline for the number of ranks: the first layout that `plan --gpus` lists",
+         "choose zero_stage, tensor, context and pipeline for the number of ranks: the first layout of `plan --gpus`",
          kNone},
         {"parallel.zero_stage", &c.parallel.zero_stage, between(0, 3),
          "ZeRO stage: state sharded across ranks. 0: none; 1: master weights and optimizer state; 2: also gradients; "

@@ -75,7 +75,10 @@ PartTimes times_of(const PartWork& part, const ScalingInputs& in) {
         const double ranks = in.tensor * in.context;
         for (PassTime& time : times[kind]) {
             time.compute_s = work.flops_per_token * tokens / ranks / (in.peak_share * in.gpu.flops_per_s);
-            time.within = work.collectives * rows + (work.ring_bytes_per_token > 0 ? 1.0 : 0.0) * ring;
+            CommTime exposed = work.ring_bytes_per_token > 0 ? ring : CommTime();
+            exposed.seconds = std::max(
+                exposed.seconds - time.compute_s * work.attention_flops / std::max(work.flops_per_token, 1.0), 0.0);
+            time.within = work.collectives * rows + exposed;
         }
     }
     auto& [first_forward, forward] = times[Pass::forward];

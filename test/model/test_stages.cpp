@@ -95,8 +95,9 @@ TEST_CASE("pipeline: the work of all parts is the work of the model", "[model][p
                 CHECK(flops[0] + flops[1] + flops[2] == 6 * layers + 6 * C * shape.padded_vocab() + again);
                 // A pass of weights gathers both inputs and both gradients; a recomputed layer does all but a sum.
                 CHECK(collectives == 44 + 4 * (defers ? 2 : 0) + 4 * (again > 0 ? 3 : 0));
-                // Keys and values of all layers, and in backward their gradients in FP32.
-                CHECK((ring[0] == 4 * 2 * C * 4 && ring[1] == 2 * ring[0] && ring[2] == 0));
+                // Keys and values of all layers. In backward also gradients in FP32: on average 3/4, all of later
+                // ranks' and half of earlier ranks' keys.
+                CHECK((ring[0] == 4 * 2 * C * 4 && ring[1] == 1.75 * ring[0] && ring[2] == 0));
             }
 }
 
