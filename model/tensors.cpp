@@ -195,12 +195,6 @@ TensorLayout lay_out_stage(const GptOptions& o) {
     return layout;
 }
 
-// Numbers the tensors of a stage in the order of the whole model's.
-void number_tensors(TensorLayout& layout, const TensorLayout& whole, const std::map<std::string_view, int>& numbers) {
-    layout.names = whole.names;
-    for (Tensor& tensor : layout.tensors) tensor.number = numbers.at(tensor.name);
-}
-
 // Returns the number of chunks that [begin, end) of a bucket touches.
 size_t chunks_between(size_t begin, size_t end) {
     return begin < end ? (end - 1) / ops::kChunkElements - begin / ops::kChunkElements + 1 : 0;
@@ -213,8 +207,8 @@ size_t chunks_of(const TensorLayout& layout, const Tensor& tensor) {
 }
 
 // Returns TensorLayout::first_chunks of all stages.
-std::vector<size_t> first_chunks_of(const std::vector<TensorLayout>& stages) {
-    std::vector<size_t> first(stages[0].names.size() + 1, 0);
+std::vector<size_t> first_chunks_of(const std::vector<TensorLayout>& stages, size_t names) {
+    std::vector<size_t> first(names + 1, 0);
     for (const TensorLayout& stage : stages)
         for (const Tensor& tensor : stage.tensors) first[size_t(tensor.number) + 1] = chunks_of(stage, tensor);
     std::partial_sum(first.begin(), first.end(), first.begin());
@@ -233,11 +227,12 @@ TensorLayout lay_out_tensors(const GptShape& shape, int ranks, size_t bucket_ele
     append_bucket(layout, {Group::head}, rules, layout.output_buckets);
     layout.chunks = {{0, layout.elements}};
     for (const Tensor& tensor : layout.tensors) layout.names.push_back(tensor.name);
-    layout.first_chunks = first_chunks_of({layout});
+    layout.first_chunks = first_chunks_of({layout}, layout.names.size());
     return layout;
 }
 
-std::vector<TensorLayout> lay_out_stages(const GptOptions& o) {
+// The layouts of all stages. Only `named` has names and first_chunks; -1: all do.
+static std::vector<TensorLayout> lay_out_stages(const GptOptions& o, int named) {
     std::vector<TensorLayout> stages;
     const TensorLayout whole = lay_out_tensors(o.shape, o.ranks, o.bucket_bytes / sizeof(float), o.tensor_parallel);
     if (o.pipeline.size == 1 && !o.deterministic_reduce) return {whole};
@@ -248,14 +243,20 @@ std::vector<TensorLayout> lay_out_stages(const GptOptions& o) {
     for (const LayerRange& range : layer_ranges(o)) stage.pipeline.layers.push_back(range.count);
     for (stage.pipeline.rank = 0; stage.pipeline.rank < o.pipeline.size; stage.pipeline.rank++) {
         stages.push_back(lay_out_stage(stage));
-        number_tensors(stages.back(), whole, numbers);
+        for (Tensor& tensor : stages.back().tensors) tensor.number = numbers.at(tensor.name);
     }
-    const std::vector<size_t> first_chunks = first_chunks_of(stages);
-    for (TensorLayout& layout : stages) layout.first_chunks = first_chunks;
+    const std::vector<size_t> first_chunks = first_chunks_of(stages, whole.names.size());
+    for (int i = 0; i < o.pipeline.size; i++)
+        if (named < 0 || named == i)
+            stages[size_t(i)].names = whole.names, stages[size_t(i)].first_chunks = first_chunks;
     return stages;
 }
 
-TensorLayout lay_out_rank(const GptOptions& o) { return lay_out_stages(o)[size_t(o.pipeline.rank)]; }
+std::vector<TensorLayout> lay_out_stages(const GptOptions& o) { return lay_out_stages(o, -1); }
+
+TensorLayout lay_out_rank(const GptOptions& o) {
+    return std::move(lay_out_stages(o, o.pipeline.rank)[size_t(o.pipeline.rank)]);
+}
 
 Parameter& parameter_of(GptWeights& weights, const Tensor& tensor) {
     const TensorRow& row = tensor_table()[size_t(tensor.row)];
