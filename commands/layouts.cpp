@@ -1,6 +1,7 @@
 #include "commands/layouts.h"
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <numeric>
 
@@ -13,6 +14,7 @@
 namespace {
 
 constexpr double kGiB = 0x1p30;
+constexpr int kShortestPart = 1024;  // tokens of a sequence on a rank
 
 // Divides the buckets of a stage between its parts. The embeddings' are in the outer bucket of the first.
 void add_buckets(const TensorLayout& layout, std::vector<PartWork>& parts) {
@@ -143,8 +145,10 @@ std::vector<PlannedLayout> plan_layouts(const Config& config, const ScalingInput
     ScalingInputs layout = machine;
     for (layout.tensor = 1; layout.tensor <= machine.gpus; layout.tensor++)
         for (layout.context = 1; layout.tensor * layout.context <= machine.gpus; layout.context++) {
-            const bool is_on_node = layout.tensor * layout.context <= machine.gpus_per_node;
-            if (layout.context > 1 && !is_on_node && layout.context != config.parallel.context) continue;
+            // Parts of sequences on one node, and not too short to hide the ring.
+            const bool is_likely = layout.tensor * layout.context <= machine.gpus_per_node &&
+                                   config.train.seq_len / layout.context >= kShortestPart;
+            if (layout.context > 1 && !is_likely && layout.context != config.parallel.context) continue;
             for (layout.pipeline = 1; layout.pipeline <= config.model.n_layer; layout.pipeline++)
                 if (machine.gpus % (layout.tensor * layout.context * layout.pipeline) == 0)
                     if (const std::optional<Config> valid = with_layout(plain, layout))
@@ -152,7 +156,8 @@ std::vector<PlannedLayout> plan_layouts(const Config& config, const ScalingInput
         }
     const auto first_small = std::ranges::stable_partition(
         layouts, [&](const PlannedLayout& l) { return fits(l.memory_bytes, machine.gpu); });
-    std::ranges::stable_sort(layouts.begin(), first_small.begin(), {}, [](const auto& l) { return l.step.step_s; });
+    std::ranges::stable_sort(layouts.begin(), first_small.begin(), {},
+                             [](const auto& l) { return std::round(1000 * std::log(l.step.step_s)); });
     std::ranges::stable_sort(first_small, {}, &PlannedLayout::memory_bytes);
     return layouts;
 }

@@ -19,9 +19,10 @@ struct PlannedLayout {
 ScalingInputs scaling_inputs(const Config& config, const ScalingInputs& machine);
 
 // Returns the layouts of machine.gpus ranks that check_config() and gpt_options() accept: those that fit into the GPU's
-// memory, the fastest first, then those that do not, the smallest first. Ranks that divide sequences are on one node,
-// unless config.parallel.context is larger. The micro-batch, recomputation and the
-// schedule of the pipeline are the configuration's.
+// memory, the fastest first and, if 0.1 % decide, the fewest ranks that divide layers or sequences and the lowest ZeRO
+// stage; then those that do not, the smallest first. Ranks that divide sequences are on one node
+// and have at least 1024 tokens each, unless config.parallel.context says otherwise. The micro-batch, recomputation and
+// the schedule of the pipeline are the configuration's.
 std::vector<PlannedLayout> plan_layouts(const Config& config, const ScalingInputs& machine);
 
 // Whether a rank's memory fits into the GPU. A GPU without a known size has enough.
