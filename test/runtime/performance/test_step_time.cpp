@@ -133,6 +133,21 @@ TEST_CASE("step time: data parallelism reduces the gradients of a rank's part", 
     // A last backward pass of 1 s hides 1 of the 8 s; a stage that begins later has gathered its parameters by then.
     in.zero_stage = 0;
     CHECK(is_near(predict_step(in).step_s, alone.step_s / 2 + 8 - 1));
+
+    // Two ranks with different samples and whole layers. The first stage gathers its parameters in 2 s, longer than its
+    // forward pass; the second one has its own when the activations arrive.
+    in = pipeline_of(2, 1, PipelineSchedule::one_f_one_b);
+    in.gpus = in.gpus_per_node = 4;
+    in.nvlink_share = 1, in.overlap_slowdown = 0;
+    in.grad_wire_bytes = 0, in.param_wire_bytes = 1, in.zero_stage = 1;
+    for (auto& stage : in.stages) stage[0].bucket_elements = {0, 4};
+    CHECK(is_near(predict_step(in).step_s, 2 + 1 + 2 + 2));
+    // Passes of weights complete the gradients: 8 s of reductions begin with the last one, a second before the end.
+    in = pipeline_of(2, 2, PipelineSchedule::zero_bubble);
+    in.gpus = in.gpus_per_node = 4;
+    in.nvlink_share = 1, in.overlap_slowdown = 0, in.grad_wire_bytes = 1;
+    for (auto& stage : in.stages) stage[0].bucket_elements = {0, 8};
+    CHECK(is_near(predict_step(in).step_s, 3 * 2 + 1 - 1 + 8));
 }
 
 TEST_CASE("step time: ranks share cores, and an update of shards is shorter", "[scaling]") {
