@@ -110,7 +110,9 @@ TEST_CASE("training with state in bf16 stays close to training with state in fp3
                                     << ", distance " << distance);
             CHECK(narrow.losses[0] == wide.losses[0]);
             CHECK(distance > 0);
-            CHECK(distance < 0.01);
+            // Rounding can turn the sign that is Lion's update, so its distance depends on the CPU's instructions:
+            // 0.011 with AVX2 in bf16.
+            CHECK(distance < (kind == OptimizerKind::lion ? 0.02 : 0.01));
         }
     });
 }

@@ -424,6 +424,8 @@ TEST_CASE("options that do not change a resumed run's result are not in the dige
                                                     "device.debug_sync",
                                                     "parallel.zero_stage",
                                                     "parallel.tensor",
+                                                    "parallel.auto",
+                                                    "parallel.context",
                                                     "parallel.pipeline",
                                                     "parallel.pipeline_schedule",
                                                     "parallel.pipeline_chunks",
