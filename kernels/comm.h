@@ -161,7 +161,7 @@ struct GridComm {
     Comm world;           // all ranks
     Comm stage;           // the ranks with the same layers; `world` without pipeline parallelism
     Comm data;            // the ranks that hold the same part of the model; `stage` if all do
-    Comm context;         // those of `data` that have the other positions of the same sequences
+    Comm context;         // ranks of `data` with the other positions of the same sequences
     Comm tensor;          // the ranks that hold the other parts of the layers
     Comm pipeline;        // the ranks that hold the other layers
     StageComm neighbors;  // among `pipeline`

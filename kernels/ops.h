@@ -239,8 +239,8 @@ size_t qk_norm_rope_backward_scratch_bytes(const QkNormRopeBackward& op);
 
 // The keys of one chunk, for queries at the same positions or at later ones.
 struct KeyChunk {
-    ConstView kv;      // (batch, seq_len, 2 n_kv_head * head_size), keys, then values of each position; null: the keys
-                       // are those of `qkv`, and the op is the whole attention
+    ConstView kv;      // (batch, seq_len, 2 n_kv_head * head_size), keys, then values of each position; null: the op
+                       // reads the keys of `qkv`, and is the whole attention
     int start = 0;     // the position of the first key, a multiple of 16
     int distance = 0;  // from there to the first query's position: 0, or at least seq_len and a multiple of 16
     bool is_first = true, is_last = true;  // of the chunks that the queries see
@@ -291,7 +291,7 @@ struct AttentionBackward {
     float* dquery = nullptr;  // (batch, seq_len, n_head * head_size), their sum over the chunks so far, in the
                               // backend's units: overwritten by the first chunk, updated by the others except the last;
                               // null if there is only one
-    float* dkv = nullptr;  // (batch, seq_len, 2 n_kv_head * head_size)  = or += by `accumulate_dkv`
+    float* dkv = nullptr;     // (batch, seq_len, 2 n_kv_head * head_size)  = or += by `accumulate_dkv`
     bool accumulate_dkv = false;
 };
 void attention_backward(const AttentionBackward& op, Stream stream);

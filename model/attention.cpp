@@ -152,7 +152,8 @@ void backward_pair(const LayerContext& x, ops::AttentionBackward op, int step, c
 // The chunks of keys of an earlier rank, or of this rank for a later one, that have gradients.
 int chunks_with_gradients(int rank_of_queries, int owner) { return owner < rank_of_queries ? 1 : 2; }
 
-// Sends the gradients of step `step` to the keys' owner, and receives those of the rank with the same distance.
+// Sends the gradients of step `step` to the keys' owner, and receives the gradients of this rank's keys from
+// the rank that has them in the same step.
 Ticket return_gradients(const LayerContext& x, int step) {
     const AttentionRing& ring = *x.ring;
     const int rank = ring.comm.rank, owner = rank_before(ring.comm, step), other = (rank + step) % ring.comm.size;

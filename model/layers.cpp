@@ -174,7 +174,7 @@ void row_parallel_backward_weight(const LayerContext& x, const LayerWeights& w, 
     linear_backward_weight(x, w, inp, gather_rows(x, dout));
 }
 
-// Drops this rank's rows. Those of the first chunks of sequences and those of the second ones have different starts.
+// Drops this rank's rows. The first chunks of sequences and the second ones have different starts.
 static void drop(const LayerContext& x, DropoutSite site, View out, ConstView inp) {
     const auto channels = size_t(x.shape->n_embd);
     const bool has_chunks = x.starts.first != x.starts.second;

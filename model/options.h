@@ -80,7 +80,7 @@ struct GptOptions {
     int micro_steps = 1;           // per step, on each rank; the most if StepSettings sets fewer
     int votes = 0;                 // numbers that Gpt::end_step() sums over ranks for its caller
     int rank = 0, ranks = 1;       // among the ranks with the same part of the model, which divide the batch
-    ContextParallel context = {};  // among those of them that divide the same samples
+    ContextParallel context = {};  // among the ones of these ranks that divide the same samples
     TensorParallel tensor_parallel = {};  // among the ranks that divide the layers of the same samples
     PipelineParallel pipeline = {};       // among the ranks that have the layers of the same samples
     // ZeRO stage (Rajbhandari et al., arXiv 1910.02054): state sharded over ranks. 1: masters and optimizer state; 2:

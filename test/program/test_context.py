@@ -3,18 +3,15 @@ does. `make grids` runs more grids, models and levels of recomputation."""
 import collections
 import json
 import math
-import os
 import re
 import shutil
-import signal
-import subprocess
 import unittest
 
 import test_grid
 import test_pipeline
 import test_ranks
 from ordered_pairs import as_lines
-from trainer import TrainerTest, trainers_in
+from trainer import TrainerTest
 
 LONG = test_grid.LONG
 # 4 ranks have 2 chunks of 16 tokens each. The windows and documents of these models end within a chunk, at its end and
@@ -33,6 +30,7 @@ LAYOUTS = [Layout(2), Layout(4), Layout(2, 2, zero=3), Layout(2, tensor=2), Layo
 class Context(TrainerTest):
     train_on, check_end = test_ranks.Ranks.train_on, test_ranks.Ranks.check_end
     check_losses = test_grid.Grid.check_losses
+    check_killed_rank = test_pipeline.Pipeline.check_killed_rank
 
     def train_as(self, layout, *flags, **changes):
         if not flags:
@@ -127,14 +125,7 @@ class Context(TrainerTest):
             self.assertEqual(sent[1] - data[1], layers * per_layer)
 
     def test_a_killed_rank_is_reported_with_its_place(self):
-        config = self.write_config(**{**SHAPE, "train_max_steps": 10**6, "parallel_context": 2})
-        process = subprocess.Popen(test_ranks.mpirun(2, config), cwd=self.dir, stdout=subprocess.DEVNULL,
-                                   stderr=subprocess.PIPE, text=True, env=test_ranks.MPI_ENVIRONMENT)
-        self.addCleanup(process.kill)
-        self.wait_for_steps()
-        pids = trainers_in(self.dir)
-        os.kill(pids[-1], signal.SIGKILL)
-        self.check_end(process, pids, pids[-1], 20, (76, 128 + 9), "(data 0, context 1)")
+        self.check_killed_rank(2, "(data 0, context 1)", parallel_context=2, **SHAPE)
 
     def test_layouts_that_do_not_divide_the_sequences(self):
         for ranks, changes, words in [

@@ -151,15 +151,19 @@ class Pipeline(TrainerTest):
                         (self.dir / "run" / "metrics.jsonl").read_text().splitlines()]
                 self.assertEqual(sent[1], micro_steps * whole)  # of rank 0, whose only neighbor is the next stage
 
-    def test_a_killed_rank_is_reported_with_its_place(self):
-        config = self.write_config(**{**SHAPE, "train_max_steps": 10**6, "parallel_pipeline": 2, "parallel_tensor": 2})
-        process = subprocess.Popen(test_ranks.mpirun(4, config), cwd=self.dir, stdout=subprocess.DEVNULL,
+    def check_killed_rank(self, ranks, place, **changes):
+        """Kills the last rank; the others must report it with this text of its place."""
+        config = self.write_config(**changes, train_max_steps=10**6)
+        process = subprocess.Popen(test_ranks.mpirun(ranks, config), cwd=self.dir, stdout=subprocess.DEVNULL,
                                    stderr=subprocess.PIPE, text=True, env=test_ranks.MPI_ENVIRONMENT)
         self.addCleanup(process.kill)
         self.wait_for_steps()
         pids = trainers_in(self.dir)
         os.kill(pids[-1], signal.SIGKILL)
-        self.check_end(process, pids, pids[-1], 20, (76, 128 + 9), "(data 0, pipeline 1, tensor 1)")
+        self.check_end(process, pids, pids[-1], 20, (76, 128 + 9), place)
+
+    def test_a_killed_rank_is_reported_with_its_place(self):
+        self.check_killed_rank(4, "(data 0, pipeline 1, tensor 1)", parallel_pipeline=2, parallel_tensor=2, **SHAPE)
 
     def test_layouts_that_do_not_divide_the_model(self):
         for ranks, changes, words in [
