@@ -1,18 +1,38 @@
 """Runs every test of this folder: python3 test/program
 
 With arguments, runs only the named tests: python3 test/program test_house.House.test_each_rule_fires
---failfast stops after the first failure. The last line is a summary in Catch2's format, which scripts/test.sh parses.
+--failfast stops after the first failure. The last lines are the slowest tests and a summary in Catch2's format, which
+scripts/test.sh parses.
 """
 import sys
+import time
 import unittest
 from pathlib import Path
+
+
+class TimedResult(unittest.TextTestResult):
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.seconds = {}
+
+    def startTest(self, test):
+        self.seconds[test.id()] = -time.monotonic()
+        super().startTest(test)
+
+    def stopTest(self, test):
+        super().stopTest(test)
+        self.seconds[test.id()] += time.monotonic()
+
 
 loader = unittest.TestLoader()
 names = [argument for argument in sys.argv[1:] if argument != "--failfast"]
 tests = loader.loadTestsFromNames(names) if names else loader.discover(Path(__file__).parent)
-result = unittest.TextTestRunner(stream=sys.stdout, verbosity=2, failfast="--failfast" in sys.argv).run(tests)
+result = unittest.TextTestRunner(stream=sys.stdout, verbosity=2, failfast="--failfast" in sys.argv,
+                                 resultclass=TimedResult).run(tests)
 for test, reason in result.skipped:
     print(f"skipped: {test}: {reason}")
+for test, seconds in sorted(result.seconds.items(), key=lambda item: -item[1])[:20]:
+    print(f"{seconds:.0f} s: {test}")
 failed = len({getattr(test, "test_case", test).id() for test, _ in result.failures + result.errors})  # not subtests
 passed = result.testsRun - failed - len(result.skipped)
 print(f"test cases: {result.testsRun} | {passed} passed | {failed} failed")
