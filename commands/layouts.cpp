@@ -46,8 +46,7 @@ std::vector<GptOptions> options_of_stages(const Config& config, const Grid& grid
 
 // Finds the stage that needs the most memory. Of successive stages with equal parts between the first and the last
 // stage, one at an end needs the most.
-void add_memory(PlannedLayout& layout) {
-    const std::vector<GptOptions> stages = options_of_stages(layout.config, layout.grid);
+void add_memory(PlannedLayout& layout, const std::vector<GptOptions>& stages) {
     std::vector<std::vector<int>> counts;
     for (const GptOptions& stage : stages) {
         counts.emplace_back();
@@ -78,10 +77,12 @@ std::optional<Config> with_layout(Config config, const ScalingInputs& layout) {
 // Adds the ZeRO stages of a layout.
 void add_zero_stages(const Config& config, const ScalingInputs& machine, std::vector<PlannedLayout>& layouts) {
     ScalingInputs in = scaling_inputs(config, machine);
+    const Grid grid = grid_of(config, in.gpus);
+    std::vector<GptOptions> stages = options_of_stages(config, grid);
     for (in.zero_stage = 0; in.zero_stage <= (in.replicas() > 1 ? 3 : 0); in.zero_stage++)
         if (const std::optional<Config> valid = with_layout(config, in)) {
-            PlannedLayout& layout = layouts.emplace_back(*valid, grid_of(*valid, in.gpus), 0, 0, predict_step(in));
-            add_memory(layout);
+            for (GptOptions& stage : stages) stage.zero_stage = in.zero_stage;
+            add_memory(layouts.emplace_back(*valid, grid, 0, 0, predict_step(in)), stages);
         }
 }
 

@@ -23,10 +23,10 @@ void forward_tokens(GptState& s, const LayerContext& x, const BatchSizes& whole,
 
 // Returns the row of this rank's part that has row `row` of the whole batch, or -1 if another rank has it.
 int own_row(const GptState& s, int row) {
-    const LayerContext x = layer_context(s, training_sizes(s));
-    const int T = s.options.seq_len, sequence = row / T, position = row % T;
-    for (int b = sequence; b < x.batch; b += s.options.batch)
-        if (const int t = position - x.starts.start(b, x.batch); 0 <= t && t < x.seq_len) return b * x.seq_len + t;
+    const BatchSizes part = s.options.part();
+    for (int b = 0; b < part.batch; b++)
+        if (const int t = row - s.options.context.first_row(training_sizes(s), b); 0 <= t && t < part.seq_len)
+            return b * part.seq_len + t;
     return -1;
 }
 
@@ -85,11 +85,10 @@ double batch_loss(Gpt& gpt, const int* tokens, const int* targets, float* losses
     loss_forward_backward(s, stage_pass(s, x, s.options.pipeline.chunks - 1, 0), 0, nullptr);
     double loss_sum = 0;
     copy_to_host(&loss_sum, s.sums + step_sums(s).loss(s.options.rank, 0), sizeof(loss_sum), s.stream);
-    for (int b = 0; losses && b < x.batch; b++) {
-        const size_t row = size_t(b % sizes.batch) * size_t(sizes.seq_len) + size_t(x.starts.start(b, x.batch));
-        copy_to_host(losses + row, s.acts[0].loss.view.as<float>() + size_t(b) * size_t(x.seq_len),
-                     size_t(x.seq_len) * sizeof(float), s.stream);
-    }
+    for (int b = 0; losses && b < x.batch; b++)
+        copy_to_host(losses + s.options.context.first_row(sizes, b),
+                     s.acts[0].loss.view.as<float>() + size_t(b) * size_t(x.seq_len), size_t(x.seq_len) * sizeof(float),
+                     s.stream);
     synchronize(s.stream);
     return loss_sum;
 }

@@ -37,6 +37,11 @@ struct ContextParallel {
     ops::ChunkStarts starts(int seq_len) const {
         return size == 1 ? ops::ChunkStarts() : ops::ChunkStarts{rank * seq_len, (2 * size - 1 - rank) * seq_len};
     }
+    // The row of a batch that is the first of sequence `b` of the part. The sequence's other rows follow it.
+    int first_row(const BatchSizes& whole, int b) const {
+        const BatchSizes own = part(whole);
+        return b % whole.batch * whole.seq_len + starts(own.seq_len).start(b, own.batch);
+    }
 };
 
 // Layers [first, first + count) of a model.

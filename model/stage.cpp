@@ -45,10 +45,9 @@ StagePass stage_pass(const GptState& s, const LayerContext& x, int chunk, int mi
 static void load_part(GptState& s, int* to, const BatchSizes& whole, const int* from) {
     const BatchSizes part = s.options.context.part(whole);
     if (s.options.context.size > 1) {
-        const ops::ChunkStarts starts = s.options.context.starts(part.seq_len);
         for (int b = 0; b < part.batch; b++)
-            std::copy_n(from + size_t(b % whole.batch) * size_t(whole.seq_len) + starts.start(b, part.batch),
-                        part.seq_len, &s.host_part[size_t(b) * size_t(part.seq_len)]);
+            std::copy_n(from + s.options.context.first_row(whole, b), part.seq_len,
+                        &s.host_part[size_t(b) * size_t(part.seq_len)]);
         from = s.host_part.data();
     }
     copy_to_device(to, from, part.rows() * sizeof(int), s.stream);
