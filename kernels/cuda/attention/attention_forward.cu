@@ -168,7 +168,8 @@ __global__ void __launch_bounds__(Shape<kHeadSize, kKind>::kThreads, Shape<kHead
         add_weighted_rows<T, kHeadSize>(out, scores, ptx::shared_address(s.value[tile % 2]), 0);
     }
 
-    if (kChunk) ptx::cp_async_wait<0>();  // for the first tile, if the queries see none
+    // If the queries see no tile: wait for the first tile, and until all lanes have read the running maximum.
+    if (kChunk) ptx::cp_async_wait<0>(), __syncwarp();
     const bool is_sum = kChunk && !op.chunk.is_last;
 #pragma unroll
     for (int m = 0; m < kM; m++)

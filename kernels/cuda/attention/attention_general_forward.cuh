@@ -79,6 +79,7 @@ __global__ void __launch_bounds__(GeneralTile<kMaxHeadSize>::kThreads, 2)
         Tile::add_weighted_rows(out, s.p, s.value, at.head_size);
     }
     sum = lanes_reduce<kRowLanes>(sum, Sum());
+    __syncwarp();  // all lanes of the row have read the running maximum
     if (!exists) return;
     if (op.chunk && !op.chunk.is_last) {
         store_row(op.running.out + row_of_out, out, 1.0f, at.head_size);
