@@ -289,7 +289,7 @@ def trainer_variables(place):
 def read_gpu_trainer(place, stage, output):
     """The lines about single runs, too."""
     reading = read_tests(place, stage, output)
-    lines = re.findall(r"^(\w+ \w+: .*)$", output, re.M)
+    lines = re.findall(r"^([a-z]\w* \w+: .*)$", output, re.M)
     reading.figures["lines"] = lines[:50]
     return reading
 
