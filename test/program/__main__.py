@@ -1,6 +1,7 @@
 """Runs every test of this folder: python3 test/program
 
 With arguments, runs only the named tests: python3 test/program test_house.House.test_each_rule_fires
+An argument with wildcards names files: python3 test/program 'test_[r-z]*'
 --failfast stops after the first failure. The last lines are the slowest tests and a summary in Catch2's format, which
 scripts/test.sh parses.
 """
@@ -26,7 +27,8 @@ class TimedResult(unittest.TextTestResult):
 
 loader = unittest.TestLoader()
 names = [argument for argument in sys.argv[1:] if argument != "--failfast"]
-tests = loader.loadTestsFromNames(names) if names else loader.discover(Path(__file__).parent)
+tests = unittest.TestSuite(loader.discover(Path(__file__).parent, f"{name}.py") if "*" in name else
+                           loader.loadTestsFromName(name) for name in names or ["test_*"])
 result = unittest.TextTestRunner(stream=sys.stdout, verbosity=2, failfast="--failfast" in sys.argv,
                                  resultclass=TimedResult).run(tests)
 for test, reason in result.skipped:
