@@ -202,52 +202,51 @@ TEMPLATE_TEST_CASE("embedding_backward of parts", "[ops]", float, bf16, fp16) {
     using T = TestType;
     // Parts of 2^8 and 2^16 tokens: a sort's keys of other parts' tokens need another digit.
     for (const Shape& s : {kShapes[1], kShapes[2], Shape{2, 600, 8, 512, 600}, Shape{1, 50, 1, 131072, 50}})
-        for (const bool accumulate : {false, true})
-            for (int parts : {2, 4}) {
-                INFO(describe(s) << ", accumulate " << accumulate << ", " << parts << " parts");
-                const size_t channels = size_t(s.channels), wpe_count = size_t(s.n_positions) * channels;
-                Stored<T> dout("dout", Role::input, random_values(size_t(s.batch) * s.seq_len * channels, 6), s.shift);
-                Array<int> tokens("tokens", Role::input, repeating_tokens(s));
-                // The gradients of tokens [first, first + count).
-                auto gradients = [&](int first, int count) {
-                    std::vector<double> before = random_values(size_t(s.vocab) * channels, 4);
-                    Array<float> dwte(
-                        "dwte", Role::output,
-                        std::vector<double>(before.begin() + ptrdiff_t(size_t(first) * channels),
-                                            before.begin() + ptrdiff_t(size_t(first + count) * channels)));
-                    Array<float> dwpe("dwpe", Role::output, random_values(wpe_count, 5));
-                    const OnDevice<T> device;
-                    ops::EmbeddingBackward op{.dwte = dwte.on(device),
-                                              .dwpe = dwpe.on(device),
-                                              .scratch = nullptr,
-                                              .dout = dout.on(device),
-                                              .tokens = tokens.on(device),
-                                              .batch = s.batch,
-                                              .seq_len = s.seq_len,
-                                              .channels = s.channels,
-                                              .vocab = count,
-                                              .n_positions = s.n_positions,
-                                              .accumulate = accumulate,
-                                              .accumulate_dwte = accumulate,
-                                              .first_token = first};
-                    auto scratch = scratch_of(ops::embedding_backward_scratch_bytes(op));
-                    op.scratch = scratch.on(device);
-                    ops::embedding_backward(op, Stream());
-                    scratch.fetch();
-                    return std::pair(dwte.fetch(), dwpe.fetch());
-                };
-                const auto [dwte, dwpe] = gradients(0, s.vocab);
-                std::vector<float> joined;
-                bool is_same = true;  // a CHECK of the arrays would write them out
-                for (int part = 0; part < parts; part++) {
-                    const int first = s.vocab * part / parts, end = s.vocab * (part + 1) / parts;
-                    const auto [rows, all_positions] = gradients(first, end - first);
-                    joined.insert(joined.end(), rows.begin(), rows.end());
-                    is_same &= all_positions == dwpe;
-                }
-                is_same &= joined == dwte;
-                CHECK(is_same);
+        for (const bool accumulate : {false, true}) {
+            const int parts = accumulate ? 2 : 4;
+            INFO(describe(s) << ", accumulate " << accumulate << ", " << parts << " parts");
+            const size_t channels = size_t(s.channels), wpe_count = size_t(s.n_positions) * channels;
+            Stored<T> dout("dout", Role::input, random_values(size_t(s.batch) * s.seq_len * channels, 6), s.shift);
+            Array<int> tokens("tokens", Role::input, repeating_tokens(s));
+            // The gradients of tokens [first, first + count).
+            auto gradients = [&](int first, int count) {
+                std::vector<double> before = random_values(size_t(s.vocab) * channels, 4);
+                Array<float> dwte("dwte", Role::output,
+                                  std::vector<double>(before.begin() + ptrdiff_t(size_t(first) * channels),
+                                                      before.begin() + ptrdiff_t(size_t(first + count) * channels)));
+                Array<float> dwpe("dwpe", Role::output, random_values(wpe_count, 5));
+                const OnDevice<T> device;
+                ops::EmbeddingBackward op{.dwte = dwte.on(device),
+                                          .dwpe = dwpe.on(device),
+                                          .scratch = nullptr,
+                                          .dout = dout.on(device),
+                                          .tokens = tokens.on(device),
+                                          .batch = s.batch,
+                                          .seq_len = s.seq_len,
+                                          .channels = s.channels,
+                                          .vocab = count,
+                                          .n_positions = s.n_positions,
+                                          .accumulate = accumulate,
+                                          .accumulate_dwte = accumulate,
+                                          .first_token = first};
+                auto scratch = scratch_of(ops::embedding_backward_scratch_bytes(op));
+                op.scratch = scratch.on(device);
+                ops::embedding_backward(op, Stream());
+                scratch.fetch();
+                return std::pair(dwte.fetch(), dwpe.fetch());
+            };
+            const auto [dwte, dwpe] = gradients(0, s.vocab);
+            std::vector<float> joined;
+            bool is_same = true;  // a CHECK of the arrays would write them out
+            for (int part = 0; part < parts; part++) {
+                const int first = s.vocab * part / parts, end = s.vocab * (part + 1) / parts;
+                const auto [rows, all_positions] = gradients(first, end - first);
+                joined.insert(joined.end(), rows.begin(), rows.end());
+                is_same &= all_positions == dwpe;
             }
+            is_same &= joined == dwte;
+            CHECK(is_same);
+        }
 }
 
 template <class T>
