@@ -9,7 +9,7 @@ import tempfile
 import time
 import unittest
 
-from campaign import FOREGROUND, OPTIONS, Campaign, sample, supervised
+from campaign import FOREGROUND, LAST_STEP, NANO, OPTIONS, Campaign, sample, supervised
 from trainer import trainers_in, wait_until
 
 
@@ -67,34 +67,15 @@ class Kills(Campaign):
                 self.recover("case", outcome, whole, f"trial {trial}")
 
 
-@unittest.skipUnless(shutil.which("mpirun"), "there is no mpirun")
-class KilledRanks(Campaign):
-    ranks = 2
-
-    def test_any_rank_or_all_or_mpirun_may_be_killed_at_any_time(self):
-        begin = time.monotonic()
-        self.start("whole", ranks=self.ranks)
-        run_s = time.monotonic() - begin
-        whole = self.result("whole")
-        draws = random.Random(OPTIONS["seed"])
-        for trial in range(200 if OPTIONS["long"] else 4):
-            who = ["one", "all", "mpirun", "another"][trial % 4]
-            delay = draws.uniform(0, 1.2 * run_s)
-            with self.subTest(trial=trial, who=who, delay=delay):
-                self.drop("case")
-                self.kill_after(delay, who)
-                again = self.start("case", "--auto", ranks=self.ranks)
-                self.assertEqual(again.code, 0, again)
-                self.check_same("case", whole, f"{who} after {delay} s")
-
-    def kill_after(self, delay, who):
+class RankKills(Campaign):
+    def kill_after(self, delay, who, *flags, ranks):
         with tempfile.TemporaryFile("w+") as said:
-            process = subprocess.Popen(self.command("case", ranks=self.ranks), cwd=self.dir, stdout=said, stderr=said,
-                                       env=self.environment())
+            process = subprocess.Popen(self.command("case", *flags, ranks=ranks), cwd=self.dir, stdout=said,
+                                       stderr=said, env=self.environment())
             self.addCleanup(process.kill)
             time.sleep(delay)
-            ranks = trainers_in(self.dir)
-            victims = {"one": ranks[:1], "another": ranks[-1:], "all": ranks, "mpirun": [process.pid]}[who]
+            pids = trainers_in(self.dir)
+            victims = {"one": pids[:1], "another": pids[-1:], "all": pids, "mpirun": [process.pid]}[who]
             self.send(victims, signal.SIGKILL)
             process.wait(60)
             deadline = time.monotonic() + 60
@@ -108,6 +89,68 @@ class KilledRanks(Campaign):
                 os.kill(pid, number)
             except ProcessLookupError:  # it has just exited
                 pass
+
+
+# Layouts of ranks: data, pipeline, context, tensor and the ZeRO stage. Those of a line give the same bits.
+GRIDS = [[(1, 1, 1, 1, 0), (2, 1, 1, 1, 2), (1, 2, 1, 1, 0), (2, 2, 1, 1, 1), (1, 4, 1, 1, 0), (4, 1, 1, 1, 3)],
+         [(2, 1, 1, 2, 0), (2, 1, 1, 2, 2)], [(1, 2, 2, 1, 0)], [(1, 2, 1, 2, 0)], [(2, 1, 2, 1, 0), (2, 1, 2, 1, 3)]]
+
+
+@unittest.skipUnless(shutil.which("mpirun"), "there is no mpirun")
+class KilledGrids(RankKills):
+    changes = {**NANO, "model_n_layer": 4, "model_n_head": 2, "model_n_positions": 64, "train_seq_len": 64,
+               "train_total_batch_tokens": 64 * 8}
+
+    def test_a_killed_run_continues_on_another_grid(self):
+        draws = random.Random(OPTIONS["seed"])
+        wholes = {}
+        for trial in range(200 if OPTIONS["long"] else 2):
+            number = trial % len(GRIDS)
+            if number not in wholes:
+                begin = time.monotonic()
+                self.on_grid(self.start, GRIDS[number][-1], f"whole_{number}")
+                wholes[number] = self.result(f"whole_{number}"), time.monotonic() - begin
+            whole, run_s = wholes[number]
+            grids = [draws.choice(GRIDS[number]) for _ in range(3)]
+            kills = [(draws.uniform(0, 1.2 * run_s), draws.choice(["one", "another", "all"])) for _ in range(2)]
+            with self.subTest(trial=trial, grids=grids, kills=kills):
+                self.drop("case")
+                for grid, (delay, who) in zip(grids, kills):
+                    self.on_grid(self.kill_after, grid, delay, who, "--auto")
+                self.on_grid(self.start, grids[-1], "case", "--auto")
+                self.check_same("case", whole, f"{grids}, {kills}")
+
+    def result(self, run):
+        return {**super().result(run), "weights": self.logical_values(LAST_STEP, run)}  # the shards' sizes differ
+
+    def on_grid(self, start, grid, *arguments):
+        """Calls start() or kill_after() with the flags and the number of ranks of a grid."""
+        data, pipeline, context, tensor, zero = grid
+        keys = {"pipeline": pipeline, "context": context, "tensor": tensor, "zero_stage": zero}
+        flags = [word for key, value in keys.items() for word in ("--set", f"parallel.{key}={value}")]
+        outcome = start(*arguments, *flags, ranks=data * pipeline * context * tensor)
+        self.assertEqual(outcome.code if outcome else 0, 0, outcome)
+
+
+@unittest.skipUnless(shutil.which("mpirun"), "there is no mpirun")
+class KilledRanks(RankKills):
+    ranks = 2
+
+    def test_any_rank_or_all_or_mpirun_may_be_killed_at_any_time(self):
+        begin = time.monotonic()
+        self.start("whole", ranks=self.ranks)
+        run_s = time.monotonic() - begin
+        whole = self.result("whole")
+        draws = random.Random(OPTIONS["seed"])
+        for trial in range(200 if OPTIONS["long"] else 4):
+            who = ["one", "all", "mpirun", "another"][trial % 4]
+            delay = draws.uniform(0, 1.2 * run_s)
+            with self.subTest(trial=trial, who=who, delay=delay):
+                self.drop("case")
+                self.kill_after(delay, who, ranks=self.ranks)
+                again = self.start("case", "--auto", ranks=self.ranks)
+                self.assertEqual(again.code, 0, again)
+                self.check_same("case", whole, f"{who} after {delay} s")
 
     def test_a_rank_that_is_stopped_at_the_end_is_noticed(self):
         """The rank is stopped after the last checkpoint, while all ranks shut down together."""
