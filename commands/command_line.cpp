@@ -312,7 +312,9 @@ std::optional<CommandLine> run_command_line(int argc, char** argv, const std::st
         add_training(*trainer, line);
         add_ranks(Command(*trainer), line);
     }
-    for (auto* add : {add_prepare, add_sample, add_plan, add_inspect, add_import, add_export, add_report}) add(app);
+    add_prepare(app);
+    add_sample(app, line);
+    for (auto* add : {add_plan, add_inspect, add_import, add_export, add_report}) add(app);
     add_eval(app, line);
     add_lr_range(app, line);
     argc = take_launcher(argc, argv, line);

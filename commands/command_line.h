@@ -89,7 +89,7 @@ private:
 
 // Each adds a command with its options. The command runs when all arguments have been parsed, and prints to stdout.
 void add_prepare(CLI::App& app);
-void add_sample(CLI::App& app);
+void add_sample(CLI::App& app, CommandLine& line);
 void add_plan(CLI::App& app);
 void add_eval(CLI::App& app, CommandLine& line);
 void add_lr_range(CLI::App& app, CommandLine& line);

@@ -3,6 +3,8 @@
 #include <sstream>
 
 #include "commands/command_line.h"
+#include "kernels/device.h"
+#include "runtime/cluster/cluster.h"
 #include "runtime/config/config.h"
 #include "runtime/io/files.h"
 #include "runtime/io/json.h"
@@ -41,14 +43,17 @@ std::string check_stop(const std::string& text) {
     return !text.empty() && is_utf8(text) ? "" : "must be non-empty UTF-8, is " + printed(text);
 }
 
-void print_samples(const Options& options) {
+// Runs on all ranks, which divide the layers; rank 0 prints.
+void print_samples(const Options& options, const ModelSource& source, Ranks& ranks) {
     const std::vector<std::string> prompts = all_prompts(options);
+    ranks.control().require_same(joined(prompts), "the prompts");
     const int at_once = int(std::min(prompts.size(), kMaxAtOnce));
-    LoadedModel model = load_model(options.model, 1, options.tokenizer, at_once);
+    LoadedModel model = load_model(source, 1, ranks.grid_comm(), options.tokenizer, at_once);
     if (!model.tokenizer)
         fail(Exit::no_input, "%s has no tokenizer.json; specify a tokenizer with --tokenizer", options.model);
     const bool is_terminal = ::isatty(STDOUT_FILENO) == 1;  // control characters are escaped on a terminal
     auto print = [&](const std::string& text) {
+        if (ranks.comm().rank > 0) return;
         std::fwrite(text.data(), 1, text.size(), stdout);
         std::fflush(stdout);
     };
@@ -57,9 +62,23 @@ void print_samples(const Options& options) {
         [&](const std::string& piece) { print(is_terminal ? printable(piece) : piece); }, [&] { print("\n"); });
 }
 
+void sample_on_all_ranks(const Options& options, const std::string& revision) {
+    const RankEnvironment environment = launched_ranks();
+    ModelSource source(options.model);
+    source.config.parallel = {};
+    source.config.parallel.tensor = environment.size;
+    Ranks ranks(environment, source.config, revision);
+    ranks.run([&] {
+        ranks.control().note_phase(Phase::evaluation, 0);
+        configure_device({.local_rank = environment.local_rank});
+        print_samples(options, source, ranks);
+        return Exit::ok;
+    });
+}
+
 }  // namespace
 
-void add_sample(CLI::App& app) {
+void add_sample(CLI::App& app, CommandLine& line) {
     auto options = std::make_shared<Options>();
     const Command command(app, "sample", "generate text from a model");
     command.show_defaults();
@@ -87,5 +106,8 @@ void add_sample(CLI::App& app) {
         .default_text("");
     command.add("--seed", &options->generation.seed, "random seed").integer_in(0, UINT64_MAX);
     add_tokenizer_options(command, options->tokenizer);
-    command.on_parsed([options] { print_samples(*options); });
+    add_ranks(command, line);
+    command.on_parsed([options, &line] {
+        if (line.nproc == 0) sample_on_all_ranks(*options, line.revision);  // else main() starts the ranks
+    });
 }

@@ -21,6 +21,11 @@ void forward_tokens(GptState& s, const LayerContext& x, const BatchSizes& whole,
     forward_model(s, x);
 }
 
+// Adds tokens until ranks can divide the rows.
+void pad_rows(const GptState& s, std::vector<int>& tokens) {
+    tokens.resize(round_up(tokens.size(), size_t(s.group.comm.size)));
+}
+
 // Returns the row of this rank's part that has row `row` of the whole batch, or -1 if another rank has it.
 int own_row(const GptState& s, int row) {
     const BatchSizes part = s.options.part();
@@ -32,10 +37,10 @@ int own_row(const GptState& s, int row) {
 
 // Computes this rank's part of the float logits that follow `count` rows of a forward pass: (count, V). At most
 // options.head_rows rows.
-void own_logits_of_rows(GptState& s, int first, int count, float* logits) {
-    LayerContext x = layer_context(s, training_sizes(s));
+void own_logits_of_rows(GptState& s, const BatchSizes& pass, int first, int count, float* logits) {
+    LayerContext x = layer_context(s, pass);
+    const ConstView all = gather_rows(x, s.acts[0].norm_f.out);
     x.rows = count;
-    const ConstView all = gather_rows(layer_context(s, training_sizes(s)), s.acts[0].norm_f.out);
     const ConstView inp = all.from(size_t(first) * size_t(s.options.shape.n_embd));
     wait_params(s, s.layout.bucket_of_head());
     linear_forward(x, head_weights(s), inp, s.acts[0].logits);
@@ -56,11 +61,11 @@ void own_logits_of_rows(GptState& s, int first, int count, float* logits) {
 }
 
 // The same of all ranks; `first` is negative if another rank has the rows.
-void logits_of_rows(GptState& s, int first, int count, float* logits) {
+void logits_of_rows(GptState& s, const BatchSizes& pass, int first, int count, float* logits) {
     const size_t n = size_t(count) * size_t(s.options.shape.vocab_size);
     const bool is_divided = s.group.comm.size > 1 || s.comms.pipeline.size > 1 || s.ring.comm.size > 1;
     if (is_divided) std::fill_n(logits, n, 0.0f);
-    if (s.layout.has_output() && first >= 0) own_logits_of_rows(s, first, count, logits);
+    if (s.layout.has_output() && first >= 0) own_logits_of_rows(s, pass, first, count, logits);
     if (!is_divided) return;
     std::vector<double> whole(logits, logits + n);
     for (const Comm& comm : {s.group.comm, s.comms.pipeline, s.ring.comm}) sum_over(s, comm, whole);
@@ -101,13 +106,13 @@ void next_token_logits(Gpt& gpt, const int* tokens, int count, float* logits) {
     std::vector<int> padded(sizes.rows());  // attention is causal: later tokens have no effect
     std::copy_n(tokens, count, padded.begin());
     forward_tokens(s, layer_context(s, sizes), sizes, padded.data());
-    logits_of_rows(s, own_row(s, count - 1), 1, logits);
+    logits_of_rows(s, sizes, own_row(s, count - 1), 1, logits);
 }
 
 void logits_of_row(Gpt& gpt, int row, float* logits) {
-    const int rows = int(training_sizes(gpt.state()).rows());
-    require(row >= 0 && row < rows, "logits_of_row: row %d of %d", row, rows);
-    logits_of_rows(gpt.state(), own_row(gpt.state(), row), 1, logits);
+    const BatchSizes sizes = training_sizes(gpt.state());
+    require(row >= 0 && row < int(sizes.rows()), "logits_of_row: row %d of %zu", row, sizes.rows());
+    logits_of_rows(gpt.state(), sizes, own_row(gpt.state(), row), 1, logits);
 }
 
 int sequence_length(Gpt& gpt, int sequence) { return gpt.state().cached[size_t(sequence)].position; }
@@ -118,11 +123,13 @@ void prefill(Gpt& gpt, int sequence, const int* tokens, int count, float* logits
             s.options.cached_sequences);
     require(count >= 1 && count <= s.options.seq_len, "prefill: %d tokens, must be in [1, %d]", count,
             s.options.seq_len);
-    const BatchSizes sizes{1, count};
+    std::vector<int> padded(tokens, tokens + count);  // attention is causal: later tokens have no effect
+    pad_rows(s, padded);
+    const BatchSizes sizes{1, int(padded.size())};
     LayerContext x = layer_context(s, sizes);
     x.prefilled = sequence;
-    forward_tokens(s, x, sizes, tokens);
-    logits_of_rows(s, count - 1, 1, logits);
+    forward_tokens(s, x, sizes, padded.data());
+    logits_of_rows(s, sizes, count - 1, 1, logits);
     s.cached[size_t(sequence)] = {sequence, count, s.inputs[0].first_key ? s.host_first_key[size_t(count) - 1] : 0};
 }
 
@@ -143,15 +150,19 @@ void decode(Gpt& gpt, std::span<const NextToken> tokens, float* logits) {
         place.position++;
         ids.push_back(next.token);
     }
+    pad_rows(s, ids);
+    for (int other = s.options.cached_sequences; places.size() < ids.size(); other++)
+        places.push_back({other, 0, 0}), positions.push_back(0);
     copy_to_device(s.inputs[0].tokens, ids.data(), ids.size() * sizeof(int), s.stream);
     copy_to_device(s.places, places.data(), places.size() * sizeof(places[0]), s.stream);
     copy_to_device(s.positions, positions.data(), positions.size() * sizeof(int), s.stream);
     const DecodePass pass{.places = s.places, .positions = s.positions};
-    LayerContext x = layer_context(s, {int(tokens.size()), 1});
+    const BatchSizes sizes{int(ids.size()), 1};
+    LayerContext x = layer_context(s, sizes);
     x.decode = &pass;
     forward_model(s, x);
-    const int head_rows = s.options.head_rows;
-    for (int row = 0; row < x.rows; row += head_rows)
-        logits_of_rows(s, row, std::min(head_rows, x.rows - row),
+    const int count = int(tokens.size()), head_rows = s.options.head_rows;
+    for (int row = 0; row < count; row += head_rows)
+        logits_of_rows(s, sizes, row, std::min(head_rows, count - row),
                        logits + size_t(row) * size_t(s.options.shape.vocab_size));
 }

@@ -272,9 +272,11 @@ GptState place_state(const GptOptions& options, Arena& arena) {
     if (const int rotary = options.shape.rotary())
         s.rope_table = arena.take<float>("control", "rope_table", size_t(options.seq_len) * size_t(rotary));
     if (options.cached_sequences > 0) {
-        const size_t layers = size_t(options.shape.n_layer), sequences = size_t(options.cached_sequences);
+        // Others fill up the rows of decode() that ranks divide.
+        const int others = options.tensor_parallel.size - 1;
+        const size_t layers = size_t(options.shape.n_layer), sequences = size_t(options.cached_sequences + others);
         s.cache = {.memory = {},
-                   .sequences = options.cached_sequences,
+                   .sequences = int(sequences),
                    .capacity = options.seq_len,
                    .channels = s.layout.shape.kv_channels()};
         s.cache.memory = arena.take("KV cache", "kv_cache", layers * s.cache.layer_elements(), options.precision);

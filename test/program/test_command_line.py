@@ -12,7 +12,7 @@ from test_ranks import MPI_ENVIRONMENT
 from trainer import ENVIRONMENT, TRAINER, TrainerTest
 
 USAGE, DATA, CONFIG = 64, 65, 78
-COMMANDS = ("prepare", "sample", "export", "inspect", "plan", "report")
+COMMANDS = ("prepare", "export", "inspect", "plan", "report")
 
 
 class Arguments(TrainerTest):
@@ -139,7 +139,7 @@ class Launched(TrainerTest):
 
     def test_single_process_commands_refuse_a_launcher(self):
         self.train(train_max_steps=1)
-        for args in (["sample", "run"], ["export", "--hf", "run", "out"]):
+        for args in (["inspect", "run"], ["export", "--hf", "run", "out"]):
             result = self.mpirun(*args)
             self.assertEqual(result.returncode, USAGE)
             self.assertEqual(result.stdout, "")

@@ -217,6 +217,23 @@ class Grid(TrainerTest):
         self.assertEqual(len(samples[0]), 2)
         self.assertEqual(samples[1], samples[0])
 
+    def test_sample_divides_the_layers(self):
+        """Prompts of any length, more texts than ranks, texts that lose their beginning, and documents."""
+        def texts(ranks, *options, expect=0):
+            prompts = [word for prompt in ("A", "Second prompt", "") for word in ("--prompt", prompt)]
+            return self.run_trainer("sample", "run", *prompts, "--tokens", 30, "--nproc", ranks, *options,
+                                    expect=expect, **test_ranks.MPI_ENVIRONMENT)
+        for name, family in FAMILIES.items() if LONG else [("llama", FAMILIES["llama"])]:
+            shutil.rmtree(self.dir / "run", ignore_errors=True)
+            documents = dict(data_document_mask=True, data_document_token=10)
+            self.train_on_grid((2, 1, 0), run_dir="run", train_max_steps=30, **{**documents, **family})
+            for options in (("--temperature", 0), ("--seed", 3)):
+                one = texts(1, *options)
+                for ranks in (2, 4) if name in ("gpt2", "speedrun") else (2,):
+                    with self.subTest(name, ranks=ranks, options=options):
+                        self.assertEqual(texts(ranks, *options), one)
+        self.assertIn("parallel.tensor must be a power of two up to 16, is 3", texts(3, expect=78))
+
     def test_memory_and_traffic(self):
         """A rank sends (t - 1) / t of B T C elements per collective. Each pass has 2 gathers and 2 sums per layer, and
         the backward pass 2 more gathers, of the inputs of qkv and fc. The embedding and the head add some."""

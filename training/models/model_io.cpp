@@ -235,17 +235,17 @@ std::optional<Tokenizer> find_tokenizer(const TokenizerChoice& choice, const std
     return tokenizer;
 }
 
-LoadedModel load_model(const ModelSource& source, int batch, const Comm& comm, const TokenizerChoice& choice,
+LoadedModel load_model(const ModelSource& source, int batch, const GridComm& comm, const TokenizerChoice& choice,
                        int cached_sequences) {
     const std::string weights = source.checkpoint ? run_directory_of(source.checkpoint->directory()) : source.path;
     std::optional<Tokenizer> tokenizer = find_tokenizer(choice, weights, source.config);
     Config config = source.config;
     if (batch > 0) config.train.batch_size = batch;
-    GptOptions options = gpt_options(config);
+    GptOptions options = gpt_options(config, {.tensor = comm.tensor.size}, comm.tensor.rank);
     options.training = false;
     options.cached_sequences = std::min(cached_sequences, options.batch * options.seq_len);
     options.micro_steps = 1;
-    options.rank = comm.rank, options.ranks = comm.size;
+    options.rank = comm.data.rank, options.ranks = comm.data.size;
     options.zero_stage = 0;
     options.deterministic_reduce = false;
     Gpt gpt(options, comm);

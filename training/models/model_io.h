@@ -65,11 +65,11 @@ struct LoadedModel {
     std::optional<Tokenizer> tokenizer;
 };
 
-// Loads a model for batches of `batch` sequences (0: the configuration's batch size). Each rank of `comm` holds the
-// whole model. `cached_sequences` is limited to the tokens of a batch. Fails with Exit::data, naming file and tensor,
-// if the weights are invalid, and as find_tokenizer() does.
-LoadedModel load_model(const ModelSource& source, int batch, const Comm& comm, const TokenizerChoice& tokenizer = {},
-                       int cached_sequences = 0);
+// Loads a model for batches of `batch` sequences (0: the configuration's batch size). Ranks along `comm.tensor` divide
+// it; the others hold the same part. `cached_sequences` is limited to the tokens of a batch. Fails with Exit::data,
+// naming file and tensor, if the weights are invalid, and as find_tokenizer() does.
+LoadedModel load_model(const ModelSource& source, int batch, const GridComm& comm,
+                       const TokenizerChoice& tokenizer = {}, int cached_sequences = 0);
 inline LoadedModel load_model(const std::string& path, int batch, const TokenizerChoice& tokenizer = {},
                               int cached_sequences = 0) {
     return load_model(ModelSource(path), batch, comm_single(), tokenizer, cached_sequences);
