@@ -49,22 +49,24 @@ class Pipeline(TrainerTest):
     def test_stages_have_the_bits_of_one_rank(self):
         """The sums of micro-steps, ranks and a tied embedding, and the norm that clips them. Dropout, documents and
         evaluations are in them, too. The masters in bf16 are rounded by random bits."""
-        changes = dict(train_max_steps=4, checkpoint_every_steps=4, eval_every_steps=2, eval_batches=3,
-                       model_dropout=0.1, parallel_deterministic_reduce=True, data_document_mask=True,
+        steps = 50 if LONG else 4
+        changes = dict(train_max_steps=steps, checkpoint_every_steps=steps, eval_every_steps=steps // 2,
+                       eval_batches=3, model_dropout=0.1, parallel_deterministic_reduce=True, data_document_mask=True,
                        data_document_token=10)
         for precision, others in (
                 ("fp32", {}), ("bf16", dict(optim_master_dtype="bf16", optim_state_dtype="bf16")),
-                *([("bf16", dict(model_tie_embeddings=False)), ("fp32", FAMILIES["speedrun"])] if LONG else [])):
-            changes |= dict(train_precision=precision, **others)
-            self.train_as(ONE, run_dir="one", **changes)
+                *([("bf16", dict(model_tie_embeddings=False)), *itertools.product(
+                    ("fp32", "bf16"), (FAMILIES[name] for name in ("llama", "qwen3", "speedrun")))] if LONG else [])):
+            own = dict(changes, train_precision=precision, **others)
+            self.train_as(ONE, run_dir="one", **own)
             layouts = LAYOUTS if LONG or precision == "fp32" else LAYOUTS[2:]
-            for layout in [*layouts, *([Layout(8, 1), Layout(4, 2), Layout(2, 4, 1, 1), Layout(1, 8, 1, 3)] if LONG
-                                       else [])]:
+            for layout in [*layouts, *([Layout(1, 2), Layout(1, 4, 1, 2), Layout(8), Layout(4, 2),
+                                        Layout(2, 4, 1, 1), Layout(1, 8, 1, 3)] if LONG else [])]:
                 if layout.tensor == 1:
                     with self.subTest(layout=layout, precision=precision):
                         recompute = "block" if layout.stages == 2 and layout.schedule != "zero_bubble" else "none"
-                        self.train_as(layout, run_dir="run", train_recompute=recompute, **changes)
-                        self.check_bits("run", "one", 4)
+                        self.train_as(layout, run_dir="run", train_recompute=recompute, **own)
+                        self.check_bits("run", "one", steps)
 
     def test_a_stage_is_far_ahead_of_the_next_one(self):
         """What it has sent is still there when the next stage takes it."""
