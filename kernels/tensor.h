@@ -98,7 +98,7 @@ struct NamedTensor {
     size_t first = 0;           // local elements: [first, first + count) of the flattened tensor, in the device's order
     size_t count = 0;
     bool transposed = false;  // the device stores the two dimensions in reverse order (safetensors files only)
-    // If not empty, the local elements are a range of the boxes' elements, box after box and row after row (checkpoints
-    // only).
+    // If not empty, the local elements are a range of the boxes' elements, box after box and row after row.
+    // Safetensors files are only loaded in this way.
     std::vector<Box> boxes = {};
 };

@@ -1,6 +1,7 @@
 #include "model/huggingface.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "kernels/base/check.h"
 
@@ -96,7 +97,18 @@ Rows rows_of(Part part, const GptShape& shape, int rows) {
 // Returns rows of a tensor as a separate tensor: this rank's part of them.
 NamedTensor select_rows(NamedTensor tensor, const Rows& rows) {
     const size_t row_elements = tensor.shape.size() == 1 ? 1 : tensor.shape[1];
-    const size_t begin = size_t(rows.first) * row_elements, end = begin + size_t(rows.count) * row_elements;
+    size_t begin = size_t(rows.first) * row_elements, end = begin + size_t(rows.count) * row_elements;
+    if (!tensor.boxes.empty()) {
+        size_t place = 0;
+        for (const Box& box : std::exchange(tensor.boxes, {})) {
+            if (size_t(rows.first) <= box.row && box.row < size_t(rows.first + rows.count)) {
+                if (tensor.boxes.empty()) begin = place;
+                end = place + box.count();
+                tensor.boxes.push_back({box.row - size_t(rows.first), box.rows, box.col, box.cols});
+            }
+            place += box.count();
+        }
+    }
     const size_t first = std::clamp(tensor.first, begin, end);
     const size_t last = std::clamp(tensor.first + tensor.count, begin, end);
     tensor.values = tensor.values.from(first - std::min(first, tensor.first));
@@ -122,7 +134,7 @@ std::vector<NamedTensor> hf_tensors(const Gpt& gpt, const std::function<bool(con
 
 std::vector<NamedTensor> hf_tensors(const TensorLayout& layout, const std::vector<NamedTensor>& ours,
                                     const std::function<bool(const std::string& name)>& has) {
-    const GptShape& shape = layout.shape;
+    const GptShape& shape = layout.whole;
     const Naming& naming = shape.has_positions() ? gpt2_naming() : llama_naming();
     const std::string prefix = prefix_of(naming, shape, has);
     std::vector<NamedTensor> tensors;

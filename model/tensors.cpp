@@ -280,7 +280,11 @@ TensorPart part_of(const TensorLayout& layout, const Tensor& tensor, int rank) {
 
 NamedTensor without_padding(NamedTensor tensor, const GptShape& shape) {
     tensor.shape[0] = size_t(shape.vocab_size);
-    const size_t elements = tensor.shape[0] * tensor.shape[1];
+    size_t elements = tensor.shape[0] * tensor.shape[1];
+    for (Box& box : tensor.boxes) {  // at most one
+        box.rows = std::min(box.rows, tensor.shape[0] - std::min(box.row, tensor.shape[0]));
+        elements = box.count();
+    }
     tensor.count = std::min(tensor.first + tensor.count, std::max(tensor.first, elements)) - tensor.first;
     return tensor;
 }
@@ -295,6 +299,13 @@ std::vector<size_t> logical_shape(const TensorLayout& layout, const Tensor& tens
     const auto rows = size_t((layout.whole.*row.rows)()), cols = size_t((layout.whole.*row.cols)());
     if (row.cols == &GptShape::one) return {rows};
     return {rows, cols};
+}
+
+std::vector<NamedTensor> whole_tensors(const TensorLayout& layout) {
+    std::vector<NamedTensor> tensors;
+    for (const Tensor& tensor : layout.tensors)
+        tensors.push_back({.name = tensor.name, .shape = logical_shape(layout, tensor)});
+    return tensors;
 }
 
 std::vector<Box> boxes_of(const TensorLayout& layout, const Tensor& tensor) {

@@ -138,6 +138,9 @@ std::vector<TensorLayout> lay_out_stages(const GptOptions& options);
 // The layout of the rank that the options describe.
 TensorLayout lay_out_rank(const GptOptions& options);
 
+// Returns the names and the shapes of whole tensors without values.
+std::vector<NamedTensor> whole_tensors(const TensorLayout& layout);
+
 // Returns the parts of the whole tensor that this rank stores, in the order of its elements; empty if it is whole.
 std::vector<Box> boxes_of(const TensorLayout& layout, const Tensor& tensor);
 

@@ -329,5 +329,15 @@ void set_file_values(const NamedTensor& tensor, std::vector<float> values) {
             elements_of(tensor));
     if (tensor.count == 0) return;
     if (tensor.transposed) values = transpose(values, tensor.shape.at(0), tensor.shape.at(1));
+    if (!tensor.boxes.empty()) {
+        const size_t cols = tensor.shape.size() == 1 ? 1 : tensor.shape[tensor.transposed ? 0 : 1];
+        std::vector<float> part;
+        for (const Box& box : tensor.boxes)
+            for (size_t row = box.row; row < box.row + box.rows; row++) {
+                const auto from = values.begin() + ptrdiff_t(row * cols + box.col);
+                part.insert(part.end(), from, from + ptrdiff_t(box.cols));
+            }
+        values = std::move(part);
+    }
     set_floats(tensor.values, values.data() + tensor.first, tensor.count);
 }

@@ -9,6 +9,7 @@ import re
 import shutil
 import unittest
 
+import llmc_file
 import test_ranks
 from test_families import SPEEDRUN
 from trainer import TrainerTest
@@ -113,6 +114,27 @@ class Grid(TrainerTest):
                                 if key.startswith("master.") and not key.endswith(".bias")})
             self.assertEqual(masters[1], masters[0])
             self.assertEqual(masters[2], masters[0])
+
+    def test_weights_in_formats_of_other_programs(self):
+        """Transposed matrices, stacked ones in several tensors, and a part that is only the vocabulary's padding."""
+        for name in ("gpt2", "llama", "qwen3") if LONG else ("gpt2", "qwen3"):
+            shutil.rmtree(self.dir / "run", ignore_errors=True)
+            self.train_on_grid((2, 1, 0), run_dir="run", train_max_steps=3, **FAMILIES[name])
+            self.run_trainer("export", "--hf", "run", name)
+            if name == "gpt2":
+                llmc_file.write_model(self.dir / name, self.dir / "model.bin")
+            for source, grid in itertools.product((name, *(["model.bin"] if name == "gpt2" else [])),
+                                                  ((4 if name == "gpt2" else 2, 1, 1, 0), (2, 2, 1, 3), (2, 1, 2, 0))):
+                with self.subTest(source, grid=grid):
+                    shutil.rmtree(self.dir / "new", ignore_errors=True)
+                    changes = dict(model_init_from=source, train_max_steps=1, optim_learning_rate=0)
+                    tensor, data, pipeline, stage = grid
+                    self.train_on(tensor * data * pipeline, stage=stage, run_dir="new", parallel_tensor=tensor,
+                                  parallel_pipeline=pipeline, **{**SHAPE, **FAMILIES[name], **changes})
+                    state, expected = self.logical_state(1, "new"), self.logical_state(3, "run")
+                    for key in state:
+                        if key.startswith("master."):
+                            self.assertEqual(state[key], expected[key], key)
 
     def test_any_grid_continues_the_checkpoint_of_any_other(self):
         changes = dict(train_max_steps=4, checkpoint_every_steps=2, checkpoint_keep=9)

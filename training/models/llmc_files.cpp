@@ -1,6 +1,9 @@
 #include "training/models/llmc_files.h"
 
+#include <map>
+
 #include "model/llmc.h"
+#include "model/tensors.h"
 #include "runtime/checkpoint/checkpoint.h"
 #include "runtime/io/files.h"
 #include "runtime/io/header_word.h"
@@ -93,9 +96,17 @@ void LlmcModel::load(const Gpt& gpt) const {
                                            {"n_positions", shape.n_positions, wanted.n_positions},
                                            {"vocab_size", shape.vocab_size, wanted.vocab_size}})
         if (has != needs) fail(Exit::config, "%s: %s is %d, but this run needs %d", file.path(), name, has, needs);
+    std::map<std::string_view, NamedTensor> own;
+    const std::vector<NamedTensor> masters = gpt.master_tensors();
+    for (size_t i = 0; i < masters.size(); i++) own.emplace(gpt.layout().tensors[i].name, masters[i]);
+    const TensorLayout layout = lay_out_tensors(shape);
     size_t begin = 0;
-    for (const LlmcTensor& entry : llmc_tensors(gpt.layout(), gpt.master_tensors(), padded_vocab)) {
-        set_file_values(entry.tensor, values(begin, elements_of(entry.tensor)));
+    for (const LlmcTensor& entry : llmc_tensors(layout, whole_tensors(layout), padded_vocab)) {
+        if (const auto found = own.find(entry.tensor.name); found != own.end()) {
+            const bool is_padded = found->second.shape != entry.tensor.shape;
+            set_file_values(is_padded ? without_padding(found->second, shape) : found->second,
+                            values(begin, elements_of(entry.tensor)));
+        }
         begin += entry.file_elements;
     }
 }

@@ -72,15 +72,17 @@ LoaderOptions loader_options(const Config& config, const Grid& grid, int rank, S
     return options;
 }
 
-// Loads all tensors of the model from a Hugging Face directory.
+// Loads this rank's part of all tensors from a Hugging Face directory.
 static void import_huggingface(Gpt& gpt, const std::string& directory, const Config::Model& model) {
     const std::string config_path = directory + "/config.json";
     check_hf_model(read_file(config_path), model, config_path);
     const Safetensors file(directory);
-    const std::vector<NamedTensor> tensors =
-        hf_tensors(gpt, [&](const std::string& name) { return file.find(name) != nullptr; });
-    file.load(tensors, [&](const Safetensors::Entry& entry) {
-        const Safetensors::Entry& wte = file.at(tensors[0].name);
+    const auto has = [&](const std::string& name) { return file.find(name) != nullptr; };
+    const TensorLayout layout = lay_out_tensors(gpt.options().shape);
+    const std::vector<NamedTensor> whole = hf_tensors(layout, whole_tensors(layout), has);
+    file.load(hf_tensors(gpt, has), [&](const Safetensors::Entry& entry) {
+        if (std::ranges::find(whole, entry.name, &NamedTensor::name) != whole.end()) return;  // on another stage
+        const Safetensors::Entry& wte = file.at(whole[0].name);
         const bool is_tied_head = model.tie_embeddings && entry.name == "lm_head.weight" && entry.bytes == wte.bytes &&
                                   std::memcmp(entry.data, wte.data, wte.bytes) == 0;
         if (!is_tied_head && !is_hf_buffer(entry.name))
@@ -175,13 +177,6 @@ static void load_weights(Gpt& gpt, const Checkpoint& checkpoint) {
 }
 
 void load_initial_weights(Gpt& gpt, const Config::Model& model, const std::string& path) {
-    const int tensor = gpt.options().tensor_parallel.size, pipeline = gpt.options().pipeline.size;
-    if (tensor * pipeline > 1 && (!directory_exists(path) || is_huggingface(path)))
-        fail(
-            Exit::config,
-            "model.init_from: parallel.tensor (%d) times parallel.pipeline (%d) above 1 needs a checkpoint; `train_gpt "
-            "import` makes one of %s",
-            tensor, pipeline, path);
     if (!directory_exists(path)) {
         check_llmc_parts(model, path);
         LlmcModel(path).load(gpt);
