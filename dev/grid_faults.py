@@ -23,6 +23,8 @@ RING = "program: test_context.Context."
 RING_LOSSES, RING_FAMILIES = RING + "test_losses_match_one_rank", RING + "test_families_recomputation_and_precision"
 RING_ROWS, RING_MEMORY = RING + "test_shorter_sequences_samples_and_questions", RING + "test_memory_and_traffic"
 REPEATS, WEIGHTS = GRID + "test_a_grid_repeats_its_bits", GRID + "test_initial_weights_have_the_bits_of_one_rank"
+NAMES, SAFETENSORS = "model/huggingface.cpp", "runtime/checkpoint/safetensors.cpp"
+SAMPLE, FORMATS = GRID + "test_sample_divides_the_layers", GRID + "test_weights_in_formats_of_other_programs"
 
 STRAGGLERS, SLOW = "runtime/cluster/stragglers.cpp", "test_cpu: [stragglers]"
 MEASURED, BALANCED = "commands/plan_measured.cpp", "test_cpu: [plan_measured]"
@@ -96,9 +98,6 @@ FAULTS = [
      COMMANDS + "test_plan_of_a_grid"),
     ("commands/plan.cpp", "the plan is the first stage's", "*std::ranges::max_element(stages, {}, planned_bytes);",
      "stages[0];", COMMANDS + "test_plan_of_stages"),
-    ("training/models/model_io.cpp", "stages take weights from a Hugging Face directory",
-     "if (tensor * pipeline > 1 &&", "if (tensor > 1 &&",
-     COMMANDS + "test_import_accepts_both_names_of_gelu_and_doubles"),
     (CHECK, "parts may have no layer", "check.that(parts <= c.model.n_layer,",
      "check.that(pipeline <= c.model.n_layer,", KEYS),
     (CHECK, "several parts need no schedule", "is_interleaved == (chunks > 1)", "!is_interleaved || chunks > 1", KEYS),
@@ -441,4 +440,31 @@ FAULTS = [
      COMMANDS + "test_plan_names_what_does_not_fit"),
     (LAYOUTS, "auto keeps the configured layout", "    config = layouts[0].config;\n", "", AUTO),
     (CHECK, "auto ignores the keys that it chooses", "        check_auto(c, check);\n", "", KEYS),
+    # ---- generation, and other programs' weights
+    (INFERENCE, "the rows that fill up a pass belong to a text", "int other = s.options.cached_sequences; places",
+     "int other = 0; places", SAMPLE),
+    (INFERENCE, "the logits of a pass are gathered as the ones of a batch",
+     "    LayerContext x = layer_context(s, pass);\n    const ConstView all",
+     "    LayerContext x = layer_context(s, training_sizes(s));\n    const ConstView all", SAMPLE),
+    (INFERENCE, "the rows of a pass are not filled up",
+     "    tokens.resize(round_up(tokens.size(), size_t(s.group.comm.size)));\n", "", SAMPLE),
+    ("commands/sample.cpp", "every rank prints", "        if (ranks.comm().rank > 0) return;\n", "", SAMPLE),
+    ("commands/sample.cpp", "the ranks do not divide the layers",
+     "    source.config.parallel.tensor = environment.size;\n", "", SAMPLE),
+    (NAMES, "a rank's rows begin at the first stacked matrix", "if (tensor.boxes.empty()) begin = place;", "", FORMATS),
+    (NAMES, "rows are counted from the first stacked matrix", "box.row - size_t(rows.first), box.rows",
+     "box.row, box.rows", FORMATS),
+    (NAMES, "the names have the sizes of a rank's part", "const GptShape& shape = layout.whole;",
+     "const GptShape& shape = layout.shape;", FORMATS),
+    (TENSORS, "a rank reads rows beyond the vocabulary",
+     "std::min(box.rows, tensor.shape[0] - std::min(box.row, tensor.shape[0]))", "box.rows", FORMATS),
+    (SAFETENSORS, "the columns of a rank are the first ones", "ptrdiff_t(row * cols + box.col);",
+     "ptrdiff_t(row * cols);", FORMATS),
+    (SAFETENSORS, "the columns of a transposed matrix are its rows", "tensor.shape[tensor.transposed ? 0 : 1];",
+     "tensor.shape[1];", FORMATS),
+    ("training/models/llmc_files.cpp", "the tensors of other stages take no place in the file",
+     "        }\n        begin += entry.file_elements;\n", "            begin += entry.file_elements;\n        }\n",
+     FORMATS),
+    ("training/models/model_io.cpp", "the tensors of other stages are unknown",
+     "if (std::ranges::find(whole, entry.name, &NamedTensor::name) != whole.end()) return;", "", FORMATS),
 ]

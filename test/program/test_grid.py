@@ -248,8 +248,8 @@ class Grid(TrainerTest):
         for name, family in FAMILIES.items() if LONG else [("llama", FAMILIES["llama"])]:
             shutil.rmtree(self.dir / "run", ignore_errors=True)
             documents = dict(data_document_mask=True, data_document_token=10)
-            self.train_on_grid((2, 1, 0), run_dir="run", train_max_steps=30, **{**documents, **family})
-            for options in (("--temperature", 0), ("--seed", 3)):
+            self.train_on_grid((2, 1, 0), run_dir="run", train_max_steps=100, **{**documents, **family})
+            for options in (("--temperature", 0), *(("--seed", seed, "--temperature", 2) for seed in range(3))):
                 one = texts(1, *options)
                 for ranks in (2, 4) if name in ("gpt2", "speedrun") else (2,):
                     with self.subTest(name, ranks=ranks, options=options):
