@@ -30,6 +30,9 @@ TINY = {
     "eval": {"every_steps": 0, "batches": 0},
 }
 OTHER_SECTIONS = ["average", "sample", "log", "loss_scale", "parallel"]
+# Runs of Open MPI that start and end at the same time fail if they share a folder: one removes what the other made.
+SESSIONS = tempfile.TemporaryDirectory()
+os.environ["OMPI_MCA_orte_tmpdir_base"] = SESSIONS.name
 ENVIRONMENT = {**os.environ, "OMP_WAIT_POLICY": "passive"}  # faster if other programs run; changes no bit
 # For Popen: a process group leader, which Ctrl-C reaches; background processes may ignore SIGINT.
 FROM_TERMINAL = {"start_new_session": True, "preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)}
