@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <set>
 
+#include "runtime/checkpoint/boxes.h"
 #include "runtime/checkpoint/fields.h"
 #include "runtime/checkpoint/manifest.h"
 #include "runtime/io/files.h"
@@ -329,15 +330,12 @@ void set_file_values(const NamedTensor& tensor, std::vector<float> values) {
             elements_of(tensor));
     if (tensor.count == 0) return;
     if (tensor.transposed) values = transpose(values, tensor.shape.at(0), tensor.shape.at(1));
-    if (!tensor.boxes.empty()) {
-        const size_t cols = tensor.shape.size() == 1 ? 1 : tensor.shape[tensor.transposed ? 0 : 1];
-        std::vector<float> part;
-        for (const Box& box : tensor.boxes)
-            for (size_t row = box.row; row < box.row + box.rows; row++) {
-                const auto from = values.begin() + ptrdiff_t(row * cols + box.col);
-                part.insert(part.end(), from, from + ptrdiff_t(box.cols));
-            }
-        values = std::move(part);
-    }
-    set_floats(tensor.values, values.data() + tensor.first, tensor.count);
+    std::vector<size_t> shape = tensor.shape;
+    if (tensor.transposed) std::swap(shape[0], shape[1]);
+    std::vector<float> part;
+    for (const Piece& piece : pieces_of(tensor))
+        for_each_common_run(piece, {.count = values.size()}, shape, [&](size_t, size_t at, size_t count) {
+            part.insert(part.end(), values.data() + at, values.data() + at + count);
+        });
+    set_floats(tensor.values, part.data(), tensor.count);
 }
