@@ -292,6 +292,25 @@ RankEnvironment launched_ranks() {
     }
 }
 
+void evaluate_on_ranks(const ModelSource& source, const std::string& revision,
+                       const std::function<void(Ranks&)>& work) {
+    const RankEnvironment environment = launched_ranks();
+    Ranks ranks(environment, source.config, revision);
+    ranks.run([&] {
+        int64_t step = 0;
+        if (source.checkpoint) {
+            const TrainState& state = source.checkpoint->manifest().info;
+            step = state.step;
+            ranks.control().require_same(format("step %d of run %s", state.step, state.run_id.c_str()),
+                                         "the checkpoint");
+        }
+        ranks.control().note_phase(Phase::evaluation, step);
+        configure_device({.local_rank = environment.local_rank});
+        work(ranks);
+        return Exit::ok;
+    });
+}
+
 std::optional<CommandLine> run_command_line(int argc, char** argv, const std::string& revision) {
     CommandLine line;
     line.revision = revision;

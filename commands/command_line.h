@@ -117,3 +117,7 @@ void add_ranks(const Command& command, CommandLine& line);
 // The rank of this process if a launcher has started several to run a command. Returns a single rank if the variables
 // are inconsistent, or may belong to a pod, where every process inherits them: they are meant for training.
 RankEnvironment launched_ranks();
+
+// Runs an evaluation of a model on all launched ranks. Fails with Exit::config if they opened different checkpoints.
+void evaluate_on_ranks(const ModelSource& source, const std::string& revision,
+                       const std::function<void(Ranks&)>& work);

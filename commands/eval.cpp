@@ -7,7 +7,6 @@
 #include "data/shards/shards.h"
 #include "data/text/text_input.h"
 #include "kernels/base/check.h"
-#include "kernels/device.h"
 #include "model/evaluate.h"
 #include "runtime/cluster/cluster.h"
 #include "runtime/config/config.h"
@@ -135,25 +134,6 @@ void evaluate_model(const Options& options, const ModelSource& source, Ranks& ra
     if (!options.questions.empty()) evaluation.questions();
 }
 
-void evaluate_on_all_ranks(const Options& options, const std::string& revision) {
-    const RankEnvironment environment = launched_ranks();
-    const ModelSource source(options.model);
-    Ranks ranks(environment, source.config, revision);
-    ranks.run([&] {
-        int64_t step = 0;
-        if (source.checkpoint) {
-            const TrainState& state = source.checkpoint->manifest().info;
-            step = state.step;
-            ranks.control().require_same(format("step %d of run %s", state.step, state.run_id.c_str()),
-                                         "the checkpoint");
-        }
-        ranks.control().note_phase(Phase::evaluation, step);
-        configure_device({.local_rank = environment.local_rank});
-        evaluate_model(options, source, ranks);
-        return Exit::ok;
-    });
-}
-
 }  // namespace
 
 void add_eval(CLI::App& app, CommandLine& line) {
@@ -184,6 +164,8 @@ void add_eval(CLI::App& app, CommandLine& line) {
     add_tokenizer_options(command, options->tokenizer);
     add_ranks(command, line);
     command.on_parsed([options, &line] {
-        if (line.nproc == 0) evaluate_on_all_ranks(*options, line.revision);  // else main() starts the ranks
+        if (line.nproc > 0) return;  // main() starts the ranks
+        const ModelSource source(options->model);
+        evaluate_on_ranks(source, line.revision, [&](Ranks& ranks) { evaluate_model(*options, source, ranks); });
     });
 }

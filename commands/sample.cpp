@@ -3,7 +3,6 @@
 #include <sstream>
 
 #include "commands/command_line.h"
-#include "kernels/device.h"
 #include "runtime/cluster/cluster.h"
 #include "runtime/config/config.h"
 #include "runtime/io/files.h"
@@ -62,20 +61,6 @@ void print_samples(const Options& options, const ModelSource& source, Ranks& ran
         [&](const std::string& piece) { print(is_terminal ? printable(piece) : piece); }, [&] { print("\n"); });
 }
 
-void sample_on_all_ranks(const Options& options, const std::string& revision) {
-    const RankEnvironment environment = launched_ranks();
-    ModelSource source(options.model);
-    source.config.parallel = {};
-    source.config.parallel.tensor = environment.size;
-    Ranks ranks(environment, source.config, revision);
-    ranks.run([&] {
-        ranks.control().note_phase(Phase::evaluation, 0);
-        configure_device({.local_rank = environment.local_rank});
-        print_samples(options, source, ranks);
-        return Exit::ok;
-    });
-}
-
 }  // namespace
 
 void add_sample(CLI::App& app, CommandLine& line) {
@@ -108,6 +93,10 @@ void add_sample(CLI::App& app, CommandLine& line) {
     add_tokenizer_options(command, options->tokenizer);
     add_ranks(command, line);
     command.on_parsed([options, &line] {
-        if (line.nproc == 0) sample_on_all_ranks(*options, line.revision);  // else main() starts the ranks
+        if (line.nproc > 0) return;  // main() starts the ranks
+        ModelSource source(options->model);
+        source.config.parallel = {};
+        source.config.parallel.tensor = launched_ranks().size;
+        evaluate_on_ranks(source, line.revision, [&](Ranks& ranks) { print_samples(*options, source, ranks); });
     });
 }
