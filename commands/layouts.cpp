@@ -166,31 +166,42 @@ std::vector<PlannedLayout> plan_layouts(const Config& config, const ScalingInput
 std::string layout_table(const std::vector<PlannedLayout>& layouts, const Config& configured,
                          const ScalingInputs& machine) {
     constexpr size_t kMostRows = 10;
+    constexpr double kTera = 1e12, kGiga = 1e9;
+    const int nodes = (machine.gpus + machine.gpus_per_node - 1) / machine.gpus_per_node;
+    const char* link = machine.gpu.has_nvlink ? "NVLink" : "PCIe";
+    std::string text = format("predicted for %d %s on %d node%s; %s %.0f GB/s", machine.gpus, machine.gpu.product,
+                              nodes, nodes == 1 ? "" : "s", link, machine.nvlink_bytes_per_s / kGiga);
+    if (nodes > 1) text += format(", network %.0f GB/s", machine.net_bytes_per_s / kGiga);
+    text += format(" per GPU and direction; compute at %.0f %% of %.1f TFLOP/s\n", machine.peak_share * 100,
+                   machine.gpu.flops_per_s / kTera);
     size_t fitting = 0, shown = 0;
     for (const PlannedLayout& layout : layouts) fitting += fits(layout.memory_bytes, machine.gpu);
-    std::string text = format("%zu layouts of %d %s", layouts.size(), machine.gpus, machine.gpu.product);
+    text += format("%zu layouts of %d %s", layouts.size(), machine.gpus, machine.gpu.product);
     if (fitting < layouts.size())
         text += format("; %zu need more than the usable memory of %.0f GiB", layouts.size() - fitting,
                        machine.gpu.memory_gib);
     if (layouts.empty()) return text + ": no grid has a valid configuration\n";
     if (fitting == 0) text += "\nthe smallest, " + memory_text(layouts[0]);
-    text += format("\n\n%6s%10s%9s%8s%7s%13s%13s%13s%12s%11s%12s\n", "data", "pipeline", "context", "tensor", "ZeRO",
-                   "memory GiB", "compute ms", "exposed ms", "bubble ms", "step ms", "tokens/s");
+    text += format("\n\n%5s%9s%8s%7s%6s%7s%12s%8s ms%12s%12s%11s%10s%10s%12s\n", "data", "pipeline", "context",
+                   "tensor", "ZeRO", "GiB", "compute ms", link, "network ms", "exposed ms", "bubble ms", "step ms",
+                   "tokens/s", "efficiency");
+    const Grid grid = grid_of(configured, machine.gpus);
     bool any_crosses = false;
     for (const PlannedLayout& layout : layouts) {
-        const Config::Parallel& keys = layout.config.parallel;
-        const bool is_configured =
-            keys.tensor == configured.parallel.tensor && keys.pipeline == configured.parallel.pipeline &&
-            keys.context == configured.parallel.context && keys.zero_stage == configured.parallel.zero_stage;
+        const int zero_stage = layout.config.parallel.zero_stage;
+        const bool is_configured = layout.grid == grid, does_fit = shown < fitting;
         if (++shown > std::min(kMostRows, fitting) && !is_configured) continue;
-        const bool crosses = machine.gpus > machine.gpus_per_node && machine.gpus_per_node % layout.grid.tensor != 0;
+        const bool crosses = nodes > 1 && machine.gpus_per_node % layout.grid.tensor != 0;
         any_crosses |= crosses;
         const StepPrediction& step = layout.step;
-        text += format("%6d%10d%9d%8d%c%6d%13.2f%13.2f%13.2f%12.2f%11.2f%12.0f%s\n", layout.grid.data,
-                       layout.grid.pipeline, layout.grid.context, layout.grid.tensor, crosses ? '*' : ' ',
-                       keys.zero_stage, layout.memory_bytes / kGiB,
-                       (step.compute_s + step.slowdown_s + step.update_s) * 1e3, step.exposed_s * 1e3,
-                       step.bubble_s * 1e3, step.step_s * 1e3, step.tokens_per_s, is_configured ? "  configured" : "");
+        text +=
+            format("%5d%9d%8d%7d%c%5d%7.1f%12.2f%11.2f%12.2f%12.2f%11.2f%10.2f%10.0f%10.1f %%%s%s\n", layout.grid.data,
+                   layout.grid.pipeline, layout.grid.context, layout.grid.tensor, crosses ? '*' : ' ', zero_stage,
+                   layout.memory_bytes / kGiB, (step.compute_s + step.slowdown_s + step.update_s) * 1e3,
+                   step.communication.nvlink_s * 1e3, step.communication.net_s * 1e3, step.exposed_s * 1e3,
+                   step.bubble_s * 1e3, step.step_s * 1e3, step.tokens_per_s, step.efficiency * 100,
+                   is_configured && zero_stage == configured.parallel.zero_stage ? "  configured" : "",
+                   does_fit ? "" : "  too large");
     }
     if (any_crosses) text += "* GPUs of different nodes divide a layer\n";
     return text;

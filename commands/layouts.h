@@ -28,7 +28,8 @@ std::vector<PlannedLayout> plan_layouts(const Config& config, const ScalingInput
 // Whether a rank's memory fits into the GPU. A GPU without a known size has enough.
 bool fits(double memory_bytes, const GpuModel& gpu);
 
-// Returns the first layouts, the configured one and the number of those that do not fit, for the terminal.
+// Returns the machine, the number of layouts that do not fit, and rows for the terminal: the first layouts, and the
+// configured one with all ZeRO stages.
 std::string layout_table(const std::vector<PlannedLayout>& layouts, const Config& configured,
                          const ScalingInputs& machine);
 

@@ -38,14 +38,6 @@ ScalingInputs machine_of(const Options& options) {
     return machine;
 }
 
-// The memory of a rank at each ZeRO stage.
-std::array<double, 4> memory_by_zero_stage(GptOptions run) {
-    std::array<double, 4> bytes{};
-    for (run.zero_stage = 0; run.zero_stage <= 3; run.zero_stage++)
-        bytes[size_t(run.zero_stage)] = double(planned_bytes(run));
-    return bytes;
-}
-
 // Returns the architecture that `export --hf` writes, or why it cannot.
 std::string export_text(const Config::Model& model) {
     try {
@@ -113,10 +105,7 @@ void plan(const Options& options) {
             "\nwarning: parallel.tensor (%d) does not divide --gpus-per-node (%d), so that GPUs of different nodes "
             "divide a layer\n",
             grid.tensor, machine.gpus_per_node);
-    if (machine.gpus == 0) return;
-    if (grid.data == grid.size())
-        std::printf("\n%s", scaling_table(scaling_inputs(config, machine), memory_by_zero_stage(run)).c_str());
-    std::printf("\n%s", layout_table(layouts, config, machine).c_str());
+    if (machine.gpus > 0) std::printf("\n%s", layout_table(layouts, config, machine).c_str());
 }
 
 }  // namespace

@@ -120,8 +120,8 @@ def predicted_ms(folder, machine, ranks, micro_steps, parallel):
                           check=True, capture_output=True, text=True).stdout
     grid = [ranks // (parallel.get("tensor", 1) * parallel.get("pipeline", 1)), parallel.get("pipeline", 1), 1,
             parallel.get("tensor", 1), parallel.get("zero_stage", 0)]
-    row = re.search(r"^ *" + r" +".join(map(str, grid)) + r" +([\d. ]+)  configured$", said, re.M)
-    return float(row[1].split()[4])
+    row = re.search(r"^ *" + r" +".join(map(str, grid)) + r" +([\d. ]+) %  configured$", said, re.M)
+    return float(row[1].split()[6])
 
 
 def main():

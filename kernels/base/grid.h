@@ -8,6 +8,7 @@
 
 struct Grid {
     int data = 1, tensor = 1, pipeline = 1, context = 1;  // ranks along each dimension
+    bool operator==(const Grid&) const = default;
 
     struct Place {
         int data = 0, tensor = 0, pipeline = 0, context = 0;

@@ -190,13 +190,6 @@ struct StepPrediction {
 // saves (up to 1 %), the sum of a tied embedding's gradients over two stages, stragglers, data loading, checkpoints.
 StepPrediction predict_step(const ScalingInputs& in);
 
-// The predictions of the four ZeRO stages.
-std::array<StepPrediction, 4> predict_scaling(const ScalingInputs& in);
-
-// Returns the inputs in a few lines and a row per ZeRO stage, for the terminal. memory_bytes: of a rank, by stage; 0:
-// unknown.
-std::string scaling_table(const ScalingInputs& in, const std::array<double, 4>& memory_bytes);
-
 // ---- GPU sensors ----------------------------------------------------------------------------------------------------
 
 // Values that the GPU or its driver does not provide are absent.

@@ -12,8 +12,6 @@
 
 namespace {
 
-constexpr double kTera = 1e12, kGiga = 1e9, kGiB = 0x1p30;
-
 CommTime operator+(const CommTime& a, const CommTime& b) {
     return {a.nvlink_bytes + b.nvlink_bytes, a.net_bytes + b.net_bytes, a.nvlink_s + b.nvlink_s, a.net_s + b.net_s,
             a.seconds + b.seconds};
@@ -369,42 +367,4 @@ StepPrediction predict_step(const ScalingInputs& in) {
     step.tokens_per_s = in.data() * (in.micro_steps * in.tokens_per_micro_step) / step.step_s;
     step.efficiency = compute_s / step.step_s;
     return step;
-}
-
-std::array<StepPrediction, 4> predict_scaling(const ScalingInputs& given) {
-    std::array<StepPrediction, 4> predictions;
-    ScalingInputs in = given;
-    for (in.zero_stage = 0; in.zero_stage <= 3; in.zero_stage++) predictions[size_t(in.zero_stage)] = predict_step(in);
-    return predictions;
-}
-
-std::string scaling_table(const ScalingInputs& in, const std::array<double, 4>& memory_bytes) {
-    const std::array<StepPrediction, 4> stages = predict_scaling(in);
-    const int nodes = (in.gpus + in.gpus_per_node - 1) / in.gpus_per_node;
-    const char* link = in.gpu.has_nvlink ? "NVLink" : "PCIe";
-    const double tokens = in.micro_steps * in.tokens_per_micro_step;
-
-    std::string table = format("predicted for %d %s on %d node%s; %s %.0f GB/s", in.gpus, in.gpu.product, nodes,
-                               nodes == 1 ? "" : "s", link, in.nvlink_bytes_per_s / kGiga);
-    if (nodes > 1) table += format(", network %.0f GB/s", in.net_bytes_per_s / kGiga);
-    table += format(
-        " per GPU and direction\n%.0f tokens per step, %.0f per GPU in %d micro-step%s; %.2f ms of compute at "
-        "%.0f %% of %.1f TFLOP/s\n\n",
-        in.gpus * tokens, tokens, in.micro_steps, in.micro_steps == 1 ? "" : "s", stages[0].compute_s * 1e3,
-        in.peak_share * 100, in.gpu.flops_per_s / kTera);
-    table += format("%9s%12s%11s ms%11s ms%11s ms%11s ms%11s ms%12s%12s\n", "ZeRO", "memory GiB", link, "network",
-                    "exposed", "slowdown", "step", "tokens/s", "efficiency");
-    bool fits = true;
-    for (size_t stage = 0; stage < stages.size(); stage++) {
-        const StepPrediction& s = stages[stage];
-        const double memory_gib = memory_bytes[stage] / kGiB;
-        const bool is_too_large = memory_gib > in.gpu.memory_gib;
-        fits = fits && !is_too_large;
-        table += format("%9zu%11s%c%14.2f%14.2f%14.2f%14.2f%14.2f%12.0f%10.1f %%\n", stage,
-                        memory_gib > 0 ? format("%.2f", memory_gib).c_str() : "-", is_too_large ? '*' : ' ',
-                        s.communication.nvlink_s * 1e3, s.communication.net_s * 1e3, s.exposed_s * 1e3,
-                        s.slowdown_s * 1e3, s.step_s * 1e3, s.tokens_per_s, s.efficiency * 100);
-    }
-    if (!fits) table += format("* more than the %.0f GiB of this GPU\n", in.gpu.memory_gib);
-    return table;
 }

@@ -349,26 +349,30 @@ class FromTextToText(TrainerTest):
         self.assertIn("ranks (9) must be a multiple", said)
 
     def layouts(self, *options, **changes):
-        """The rows of plan's list: data, pipeline, context, tensor, ZeRO, GiB, four times in ms, tokens per second."""
+        """The rows of plan's list: data, pipeline, context, tensor, ZeRO, GiB, six times in ms, tokens per second."""
         said = self.run_trainer("plan", self.write_config(**changes), *options)
-        rows = re.findall(r"^ *\d+ +\d+ +\d+ +\d+[* ] +[\d. ]+(?=$|  configured$)", said, re.M)
-        return said, [[float(cell) for cell in row.replace("*", "").split()] for row in rows]
+        rows = re.findall(r"^ *\d+ +\d+ +\d+ +\d+[* ] +[\d. ]+(?= %)", said, re.M)
+        return said, [[float(cell) for cell in row.replace("*", "").split()][:-1] for row in rows]
 
     def test_plan_lists_the_fastest_layouts(self):
         said, rows = self.layouts("--gpus", 4, "--gpu", "h200", "--nodes", 2, model_n_head=4,
                                   train_total_batch_tokens=8 * 60)
         self.assertIn("on 2 nodes", said)
-        self.assertEqual(len(rows), 10)
-        self.assertIn(" configured\n", said)
-        steps = [row[9] for row in rows]
+        self.assertEqual(len(rows), len({tuple(row[:5]) for row in rows}))
+        # The first ten, and the configured grid with all ZeRO stages.
+        self.assertEqual([row[4] for row in sorted(rows) if row[:4] == [4, 1, 1, 1]], [0, 1, 2, 3])
+        self.assertEqual([row for row in rows[10:] if row[:4] != [4, 1, 1, 1]], [])
+        self.assertGreaterEqual(len(rows), 10)
+        self.assertRegex(said, r"\n +4 +1 +1 +1 +0 .*  configured\n")
+        self.assertEqual(said.count("configured\n"), 1)
+        steps = [row[11] for row in rows]
         self.assertTrue(all(a <= 1.002 * b for a, b in zip(steps, steps[1:])), steps)  # 0.1 % do not decide
-        self.assertEqual(len({tuple(row[:5]) for row in rows}), 10)
-        for data, pipeline, context, tensor, zero, _, compute, exposed, bubble, step, tokens in rows:
+        for data, pipeline, context, tensor, zero, _, compute, _, _, exposed, bubble, step, tokens in rows:
             self.assertEqual(data * pipeline * context * tensor, 4)
             self.assertFalse(zero == 3 and pipeline > 1)
             self.assertAlmostEqual(compute + exposed + bubble, step, delta=0.03)
             self.assertAlmostEqual(8 * 60 / tokens * 1e3, step, delta=0.02)
-        self.assertEqual([row for row in rows if row[1] == 1 and row[8] > 0], [])
+        self.assertEqual([row for row in rows if row[1] == 1 and row[10] > 0], [])
 
     def test_plan_names_what_does_not_fit(self):
         # A rank holds 16 bytes per parameter at ZeRO 0: 176 GiB of 11.8 billion, two bytes fewer than the H200's.
@@ -376,7 +380,8 @@ class FromTextToText(TrainerTest):
         said, rows = self.layouts("--gpus", 8, "--gpu", "h200", **model)
         self.assertRegex(said, r"\d+ layouts of 8 H200 SXM; \d+ need more than the usable memory of 141 GiB")
         self.assertGreater(len(rows), 3)
-        self.assertTrue(all(row[5] <= 0.94 * 141 for row in rows[:-1]))
+        self.assertEqual(said.count("too large\n"), sum(row[5] > 0.94 * 141 for row in rows))
+        self.assertIn("configured  too large\n", said)
         said, _ = self.layouts("--gpus", 2, "--gpu", "rtx4090", **model)
         self.assertRegex(said, r"the smallest, data \d, .*, needs [\d.]+ GiB: .*gradients [\d.]+")
 

@@ -1,6 +1,7 @@
 // The scaling model compared with worked examples, limiting cases and steps computed by hand; plan's scaling options.
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 #include <numeric>
@@ -44,6 +45,13 @@ ScalingInputs on_gpus(int gpus, const Gpt2& model, double tokens_per_rank) {
 double psi(const ScalingInputs& in) {
     const std::vector<double>& elements = in.stages[0][0].bucket_elements;
     return std::accumulate(elements.begin(), elements.end(), 0.0);
+}
+
+// The predictions of the four ZeRO stages.
+std::array<StepPrediction, 4> predict_scaling(ScalingInputs in) {
+    std::array<StepPrediction, 4> predictions;
+    for (in.zero_stage = 0; in.zero_stage <= 3; in.zero_stage++) predictions[size_t(in.zero_stage)] = predict_step(in);
+    return predictions;
 }
 
 CommTime world_time(double bytes, const ScalingInputs& in) { return collective_time(bytes, {in.gpus}, in); }
