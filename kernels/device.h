@@ -56,10 +56,10 @@ void copy_to_host(void* host, const void* device, size_t bytes, Stream stream);
 // Copies within device memory; the ranges must not overlap. Used to measure the device's copy bandwidth.
 void copy_on_device(void* to, const void* from, size_t bytes, Stream stream);
 
-// Copies `rows` pieces of `bytes` each from a stride of from_step bytes at `from` to contiguous memory at `to`.
-void gather_on_device(void* to, const void* from, size_t from_step, size_t bytes, size_t rows, Stream stream);
-// The reverse: from contiguous memory to pieces with a stride of to_step bytes. Leaves what is between them.
-void scatter_on_device(void* to, size_t to_step, const void* from, size_t bytes, size_t rows, Stream stream);
+// Copies `rows` pieces of `bytes` each. A step is the number of bytes from one piece to the next. Leaves the bytes
+// between the pieces of `to`.
+void copy_rows_on_device(void* to, size_t to_step, const void* from, size_t from_step, size_t bytes, size_t rows,
+                         Stream stream);
 
 // Waits until all work on the stream has finished.
 void synchronize(Stream stream);

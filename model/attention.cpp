@@ -53,8 +53,8 @@ static ops::AttentionBackward backward_op(const LayerContext& x, ConstView qkv, 
 static void copy_keys_and_values(const LayerContext& x, View to, ConstView qkv) {
     const size_t element = size_of(qkv.dtype), channels = size_t(x.shape->qkv_channels());
     const size_t kept = size_t(x.shape->kv_channels());
-    gather_on_device(to.data, qkv.from(channels - kept).data, channels * element, kept * element, size_t(x.rows),
-                     x.stream);
+    copy_rows_on_device(to.data, kept * element, qkv.from(channels - kept).data, channels * element, kept * element,
+                        size_t(x.rows), x.stream);
 }
 
 // ---- ring attention -------------------------------------------------------------------------------------------------

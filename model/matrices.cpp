@@ -83,9 +83,9 @@ void direct(const GptState& s, size_t number) {
             void *apart = values.from(part * part_elements(s.layout, matrix)).data,
                  *side_by_side = joined.as<std::byte>() + part * part_bytes;
             if (join)
-                scatter_on_device(side_by_side, bytes, apart, part_bytes, rows, s.stream);
+                copy_rows_on_device(side_by_side, bytes, apart, part_bytes, part_bytes, rows, s.stream);
             else
-                gather_on_device(apart, side_by_side, bytes, part_bytes, rows, s.stream);
+                copy_rows_on_device(apart, part_bytes, side_by_side, bytes, part_bytes, rows, s.stream);
         }
     };
     copy_parts(true);

@@ -112,19 +112,12 @@ void copy_on_device(void* to, const void* from, size_t bytes, Stream) {
     });
 }
 
-static void copy_rows(void* to, size_t to_step, const void* from, size_t from_step, size_t bytes, size_t rows) {
+void copy_rows_on_device(void* to, size_t to_step, const void* from, size_t from_step, size_t bytes, size_t rows,
+                         Stream) {
     parallel_for(rows, [&](size_t row) {
         std::memcpy(static_cast<std::byte*>(to) + row * to_step, static_cast<const std::byte*>(from) + row * from_step,
                     bytes);
     });
-}
-
-void gather_on_device(void* to, const void* from, size_t from_step, size_t bytes, size_t rows, Stream) {
-    copy_rows(to, bytes, from, from_step, bytes, rows);
-}
-
-void scatter_on_device(void* to, size_t to_step, const void* from, size_t bytes, size_t rows, Stream) {
-    copy_rows(to, to_step, from, bytes, bytes, rows);
 }
 
 void synchronize(Stream) {}

@@ -225,15 +225,11 @@ void copy_on_device(void* to, const void* from, size_t bytes, Stream stream) {
     check_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, cuda_stream(stream)), "copy on the GPU");
 }
 
-void gather_on_device(void* to, const void* from, size_t from_step, size_t bytes, size_t rows, Stream stream) {
+void copy_rows_on_device(void* to, size_t to_step, const void* from, size_t from_step, size_t bytes, size_t rows,
+                         Stream stream) {
     check_cuda(
-        cudaMemcpy2DAsync(to, bytes, from, from_step, bytes, rows, cudaMemcpyDeviceToDevice, cuda_stream(stream)),
+        cudaMemcpy2DAsync(to, to_step, from, from_step, bytes, rows, cudaMemcpyDeviceToDevice, cuda_stream(stream)),
         "copy on the GPU");
-}
-
-void scatter_on_device(void* to, size_t to_step, const void* from, size_t bytes, size_t rows, Stream stream) {
-    check_cuda(cudaMemcpy2DAsync(to, to_step, from, bytes, bytes, rows, cudaMemcpyDeviceToDevice, cuda_stream(stream)),
-               "copy on the GPU");
 }
 
 void synchronize(Stream stream) {

@@ -67,39 +67,25 @@ TEST_CASE("a copy on the device writes its destination and nothing else", "[devi
     }
 }
 
-TEST_CASE("pieces are gathered", "[device]") {
-    for (const auto& [bytes, step, rows] : {std::array<size_t, 3>{1, 1, 1}, {6, 20, 300}, {4096, 5000, 9}}) {
-        const std::vector<unsigned char> sent = bytes_of_pattern(step * rows, unsigned(step));
-        std::vector<unsigned char> received(bytes * rows + 1);
+// From the end of each row of the source to the end of each row of the target.
+TEST_CASE("rows are copied", "[device]") {
+    struct Case {
+        size_t bytes, to_step, from_step, rows;
+    };
+    for (const auto& [bytes, to_step, from_step, rows] :
+         {Case{1, 1, 1, 1}, {6, 6, 20, 300}, {6, 20, 6, 300}, {6, 32, 20, 300}, {4096, 5000, 4096, 9}}) {
+        const std::vector<unsigned char> sent = bytes_of_pattern(from_step * rows, unsigned(from_step));
+        std::vector<unsigned char> received(to_step * rows + 1), expected(received.size());
         DeviceBuffer from(sent.size()), to(received.size());
         copy_to_device(from.data(), sent.data(), sent.size(), Stream());
-        // From the end of each row of the source.
-        gather_on_device(to.data(), static_cast<unsigned char*>(from.data()) + step - bytes, step, bytes, rows,
-                         Stream());
-        copy_to_host(received.data(), to.data(), received.size(), Stream());
-        synchronize(Stream());
-        for (size_t row = 0; row < rows; row++) {
-            const auto end = sent.begin() + ptrdiff_t((row + 1) * step);
-            REQUIRE(std::equal(end - ptrdiff_t(bytes), end, received.begin() + ptrdiff_t(row * bytes)));
-        }
-        CHECK(received.back() == 0);
-    }
-}
-
-TEST_CASE("pieces are scattered", "[device]") {
-    for (const auto& [bytes, step, rows] : {std::array<size_t, 3>{1, 1, 1}, {6, 20, 300}, {4096, 5000, 9}}) {
-        const std::vector<unsigned char> sent = bytes_of_pattern(bytes * rows, unsigned(step));
-        std::vector<unsigned char> received(step * rows + 1), expected(received.size());
-        DeviceBuffer from(sent.size()), to(received.size());
-        copy_to_device(from.data(), sent.data(), sent.size(), Stream());
-        // To the end of each row of the target.
-        scatter_on_device(static_cast<unsigned char*>(to.data()) + step - bytes, step, from.data(), bytes, rows,
-                          Stream());
+        copy_rows_on_device(static_cast<unsigned char*>(to.data()) + to_step - bytes, to_step,
+                            static_cast<unsigned char*>(from.data()) + from_step - bytes, from_step, bytes, rows,
+                            Stream());
         copy_to_host(received.data(), to.data(), received.size(), Stream());
         synchronize(Stream());
         for (size_t row = 0; row < rows; row++)
-            std::copy_n(sent.begin() + ptrdiff_t(row * bytes), bytes,
-                        expected.begin() + ptrdiff_t((row + 1) * step - bytes));
+            std::copy_n(sent.begin() + ptrdiff_t((row + 1) * from_step - bytes), bytes,
+                        expected.begin() + ptrdiff_t((row + 1) * to_step - bytes));
         CHECK(received == expected);
     }
 }
