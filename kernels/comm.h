@@ -163,16 +163,17 @@ struct GridComm {
     Comm data;            // the ranks that hold the same part of the model; `stage` if all do
     Comm context;         // ranks of `data` with the other positions of the same sequences
     Comm tensor;          // the ranks that hold the other parts of the layers
+    Comm kv_head;         // ranks of `tensor` with the same key/value head
     Comm pipeline;        // the ranks that hold the other layers
     StageComm neighbors;  // among `pipeline`
 
     GridComm(const Comm& all) : world(all), stage(all), data(all) {}  // a grid without other dimensions
-    // Collective, as split() is.
-    GridComm(const Comm& all, const Grid& grid);
+    // Collective, as split() is. `sharers`: successive ranks of `tensor` with the same key/value head.
+    GridComm(const Comm& all, const Grid& grid, int sharers = 1);
 
     std::vector<Comm> distinct() const;
 };
-inline GridComm::GridComm(const Comm& all, const Grid& grid) : GridComm(all) {
+inline GridComm::GridComm(const Comm& all, const Grid& grid, int sharers) : GridComm(all) {
     const Grid::Place place = grid.place_of(all.rank);
     if (grid.pipeline > 1) {
         data = stage = split(all, place.pipeline, all.rank);
@@ -192,14 +193,15 @@ inline GridComm::GridComm(const Comm& all, const Grid& grid) : GridComm(all) {
     if (grid.tensor > 1) {
         data = split(all, place.pipeline * grid.tensor + place.tensor, grid.replica_of(place));
         tensor = split(all, place.pipeline * grid.replicas() + grid.replica_of(place), place.tensor);
+        if (sharers > 1) kv_head = split(all, all.rank / sharers, place.tensor);
     }
     if (grid.context > 1)
         context = split(all, (place.pipeline * grid.data + place.data) * grid.tensor + place.tensor, place.context);
 }
 inline std::vector<Comm> GridComm::distinct() const {
     std::vector<Comm> comms = {world};
-    for (const Comm& comm : {stage, data, context, tensor, pipeline, neighbors.from_previous, neighbors.to_next,
-                             neighbors.from_next, neighbors.to_previous}) {
+    for (const Comm& comm : {stage, data, context, tensor, kv_head, pipeline, neighbors.from_previous,
+                             neighbors.to_next, neighbors.from_next, neighbors.to_previous}) {
         bool is_new = comm.size > 1;
         for (const Comm& other : comms) is_new &= comm.handle != other.handle;
         if (is_new) comms.push_back(comm);

@@ -11,7 +11,7 @@
 
 void block_forward(const LayerContext& x, const BlockWeights& w, ResidualSum in, const BlockActivations& a) {
     residual_norm_forward(x, w.norm1, in, a.residual, a.norm1);
-    column_parallel_forward(x, w.qkv, a.norm1.out, a.qkv);
+    qkv_forward(x, w.qkv, a.norm1.out, a.qkv);
     heads_forward(x, w.q_norm, w.k_norm, a.qkv, a.attn);
     attention_forward(x, a.qkv, a.attn);
     row_parallel_forward(x, w.attn_proj, a.attn.out, a.attn_proj);
@@ -29,7 +29,7 @@ void block_backward(const LayerContext& x, const BlockWeights& w, const BlockAct
     row_parallel_backward(x, w.attn_proj, a.attn.out, dattn, d.dbranch);
     attention_backward(x, a.qkv, a.attn, d.dbranch, d.dqkv);
     heads_backward(x, w.q_norm, w.k_norm, a.qkv, a.attn, d.dqkv);
-    column_parallel_backward(x, w.qkv, a.norm1.out, d.dqkv, d.dbranch);
+    qkv_backward(x, w.qkv, a.norm1.out, d.dqkv, d.dbranch);
     residual_norm_backward(x, w.norm1, a.residual, a.norm1, d.dbranch, d.dresidual, true);
 }
 

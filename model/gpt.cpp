@@ -71,9 +71,11 @@ Gpt::Gpt(const GptOptions& options, const GridComm& comm) {
     check_options(options);
     Arena dry;
     place_state(options, dry);
+    const int sharers = options.shape.part(options.tensor_parallel.size).kv_head_parts;
     for (const auto& [rank, ranks, group] : {std::tuple(options.rank, options.ranks, comm.data),
                                              {options.context.rank, options.context.size, comm.context},
                                              {options.tensor_parallel.rank, options.tensor_parallel.size, comm.tensor},
+                                             {options.tensor_parallel.rank % sharers, sharers, comm.kv_head},
                                              {options.pipeline.rank, options.pipeline.size, comm.pipeline}})
         require(rank == group.rank && ranks == group.size,
                 "model: options have rank %d of %d, the communicator rank %d of %d", rank, ranks, group.rank,
@@ -84,7 +86,7 @@ Gpt::Gpt(const GptOptions& options, const GridComm& comm) {
     state_ = std::make_unique<GptState>(place_state(options, arena));
     GptState& s = *state_;
     s.memory = std::move(memory);
-    s.comms = comm, s.group.comm = comm.tensor, s.ring.comm = comm.context;
+    s.comms = comm, s.group.comm = comm.tensor, s.group.kv_head = comm.kv_head, s.ring.comm = comm.context;
     s.activations.from = comm.neighbors.from_previous, s.activations.to = comm.neighbors.to_next;
     s.gradients.from = comm.neighbors.from_next, s.gradients.to = comm.neighbors.to_previous;
     s.host_sums.resize(step_sums(s).count());

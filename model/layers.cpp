@@ -174,6 +174,73 @@ void row_parallel_backward_weight(const LayerContext& x, const LayerWeights& w, 
     linear_backward_weight(x, w, inp, gather_rows(x, dout));
 }
 
+namespace {
+
+// The first of some channels in all rows, which have `width` channels.
+struct Channels {
+    View first;
+    int width;
+    Channels from(int channel) const { return {first.from(size_t(channel)), width}; }
+};
+
+void copy_channels(const LayerContext& x, const Channels& to, const Channels& from, int count) {
+    const size_t element = size_of(to.first.dtype);
+    copy_rows_on_device(to.first.data, size_t(to.width) * element, from.first.data, size_t(from.width) * element,
+                        size_t(count) * element, size_t(x.rows), x.stream);
+}
+
+// The arrays of qkv of ranks with the same key/value head.
+struct SharedHead {
+    const LayerContext& x;
+    Channels qkv;                                                                             // of whole heads
+    int queries = x.shape->attention_channels(), part = x.shape->computed_kv_channels() / 2;  // of the keys, the values
+    Channels computed = {x.group->computed_qkv, queries + 2 * part};  // what this rank's weights compute
+
+    size_t part_elements() const { return 2 * size_t(part) * size_t(x.rows); }
+    // The keys and values that a rank of x.group->kv_head computes.
+    Channels kv(int rank) const { return {x.group->kv_parts.from(size_t(rank) * part_elements()), 2 * part}; }
+    Channels own_kv() const { return kv(x.group->kv_head.rank); }
+    // Copies all parts to qkv, or from it.
+    void copy_parts(bool to_qkv) const {
+        for (int rank = 0; rank < x.shape->kv_head_parts; rank++)
+            for (const int is_value : {0, 1}) {
+                const Channels in_part = kv(rank).from(is_value * part);
+                const Channels in_qkv = qkv.from(queries + is_value * x.shape->head_size() + rank * part);
+                copy_channels(x, to_qkv ? in_qkv : in_part, to_qkv ? in_part : in_qkv, part);
+            }
+    }
+};
+
+}  // namespace
+
+void qkv_forward(const LayerContext& x, const LayerWeights& w, ConstView inp, const Activation& qkv) {
+    if (x.shape->kv_head_parts == 1 || x.has(qkv)) return column_parallel_forward(x, w, inp, qkv);
+    const Comm& comm = x.group->kv_head;
+    const SharedHead head{x, {qkv.view, x.shape->qkv_channels()}};
+    const Channels own = head.own_kv();
+    column_parallel_forward(x, w, inp, {head.computed.first, false});
+    copy_channels(x, head.qkv, head.computed, head.queries);
+    copy_channels(x, own, head.computed.from(head.queries), own.width);
+    const size_t bytes = head.part_elements() * size_of(qkv.view.dtype);
+    wait(all_gather(x.group->kv_parts.data, own.first.data, bytes, comm, x.stream), comm, x.stream);
+    head.copy_parts(true);
+}
+
+void qkv_backward(const LayerContext& x, const LayerWeights& w, ConstView inp, View dqkv, View dinp) {
+    if (x.shape->kv_head_parts > 1) {
+        const Comm& comm = x.group->kv_head;
+        const SharedHead head{x, {dqkv, x.shape->qkv_channels()}};
+        const Channels own = head.own_kv();
+        head.copy_parts(false);
+        const ReduceScatter op{own.first, x.group->scratch, x.group->kv_parts, head.part_elements()};
+        wait(reduce_scatter_sum(op, comm, x.stream), comm, x.stream);
+        copy_channels(x, head.computed, head.qkv, head.queries);
+        copy_channels(x, head.computed.from(head.queries), own, own.width);
+        copy_channels(x, {dqkv, head.computed.width}, head.computed, head.computed.width);
+    }
+    column_parallel_backward(x, w, inp, dqkv, dinp);
+}
+
 // Drops this rank's rows. The first chunks of sequences and the second ones have different starts.
 static void drop(const LayerContext& x, DropoutSite site, View out, ConstView inp) {
     const auto channels = size_t(x.shape->n_embd);

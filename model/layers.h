@@ -41,6 +41,10 @@ struct TensorParallelGroup {
     View gathered;                        // (B, T, C); null with one rank
     void* scratch = nullptr;              // of reduce_scatter_sum()
     ops::VocabularySums* sums = nullptr;  // (ranks, head rows); null with one rank
+    // The ranks with the same key/value head, and the part of qkv that each computes.
+    Comm kv_head;
+    View computed_qkv;  // (B, T, computed qkv channels); null if the ranks have different heads
+    View kv_parts;      // (ranks, B, T, computed KV channels), the keys and values of computed_qkv
 };
 
 // The ranks that divide the sequences, and the buffers of ring attention, which are null with one rank.
@@ -145,6 +149,11 @@ void row_parallel_backward(const LayerContext& x, const LayerWeights& w, ConstVi
                            const LinearActivation& activation = {});
 void column_parallel_backward_weight(const LayerContext& x, const LayerWeights& w, ConstView inp, ConstView dout);
 void row_parallel_backward_weight(const LayerContext& x, const LayerWeights& w, ConstView inp, ConstView dout);
+
+// A column-parallel layer. Ranks with the same key/value head compute a part of its channels each, exchange them, and
+// sum the gradients of each part; the backward pass leaves the gradients of the part in dqkv.
+void qkv_forward(const LayerContext& x, const LayerWeights& w, ConstView inp, const Activation& qkv);
+void qkv_backward(const LayerContext& x, const LayerWeights& w, ConstView inp, View dqkv, View dinp);
 
 // Drops elements of a layer's output in place, by the pass's mask for the site; a no-op without dropout.
 void dropout_forward(const LayerContext& x, DropoutSite site, const Activation& out);

@@ -27,7 +27,9 @@ GptShape GptShape::part(int parts) const {
     GptShape part = *this;
     if (parts == 1) return part;
     part.fill_in_sizes();
-    part.n_head /= parts, part.given_kv_heads /= parts, part.given_hidden /= parts;
+    part.kv_head_parts = std::max(1, parts / kv_heads());
+    part.given_kv_heads = kv_heads() * part.kv_head_parts / parts;
+    part.n_head /= parts, part.given_hidden /= parts;
     part.vocabulary_parts = parts;
     return part;
 }
@@ -37,8 +39,10 @@ std::string GptShape::parts_problem(int parts) const {
     constexpr int kMost = 16;  // of a padded vocabulary, whose parts stay aligned
     if (parts > kMost || (parts & (parts - 1)) != 0)
         return format("parallel.tensor must be a power of two up to %d, is %d", kMost, parts);
-    const std::pair<const char*, int> sizes[] = {
-        {"model.n_head", n_head}, {"model.n_kv_head", kv_heads()}, {"model.hidden_size_mlp", hidden()}};
+    const bool shares_heads = kv_heads() < parts && parts % kv_heads() == 0;
+    const std::pair<const char*, int> sizes[] = {{"model.n_head", n_head},
+                                                 {"model.n_kv_head", shares_heads ? parts : kv_heads()},
+                                                 {"model.hidden_size_mlp", hidden()}};
     for (const auto& [key, size] : sizes) {
         if (size % parts == 0) continue;
         int most = parts;
@@ -49,6 +53,10 @@ std::string GptShape::parts_problem(int parts) const {
     constexpr int kAligned = 8;
     if (n_embd % kAligned != 0)
         return format("parallel.tensor (%d) needs model.n_embd to be a multiple of %d, is %d", parts, kAligned, n_embd);
+    if (shares_heads && head_size() % (kAligned * parts / kv_heads()) != 0)
+        return format(
+            "parallel.tensor (%d) with model.n_kv_head (%d) needs model.head_size to be a multiple of %d, is %d", parts,
+            kv_heads(), kAligned * parts / kv_heads(), head_size());
     return "";
 }
 

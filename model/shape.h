@@ -51,6 +51,7 @@ struct GptShape {
     bool tie_embeddings = true;
     bool embedding_norm = false;
     int vocabulary_parts = 1;  // see part()
+    int kv_head_parts = 1;     // parts with the same key/value head; each part's weights compute a part of its channels
 
     int kv_heads() const { return given_kv_heads > 0 ? given_kv_heads : n_head; }
     int head_size() const { return given_head_size > 0 ? given_head_size : n_embd / n_head; }
@@ -65,7 +66,8 @@ struct GptShape {
     std::string problem() const;
 
     // Tensor parallelism: the sizes of one of `parts` equal parts. A part has some of the heads, of the hidden channels
-    // and of the vocabulary's rows; vocab_size stays.
+    // and of the vocabulary's rows; vocab_size stays. If there are more parts than key/value heads, several have the
+    // same one.
     GptShape part(int parts) const;
     // Returns why the model cannot have `parts` parts, naming configuration keys; empty if it can.
     std::string parts_problem(int parts) const;
@@ -89,11 +91,16 @@ struct GptShape {
     int head_channels() const { return head_size(); }
     int attention_channels() const { return n_head * head_size(); }
     int qkv_channels() const { return (n_head + 2 * kv_heads()) * head_size(); }
-    int kv_channels() const { return 2 * kv_heads() * head_size(); }         // keys and values, after the queries
+    int kv_channels() const { return 2 * kv_heads() * head_size(); }  // keys and values, after the queries
+    // What the part's weights compute of them.
+    int computed_kv_channels() const { return kv_channels() / kv_head_parts; }
+    int computed_qkv_channels() const { return attention_channels() + computed_kv_channels(); }
     int fc_channels() const { return gated_mlp ? 2 * hidden() : hidden(); }  // gate, then up
 
     // The rows of the matrices that a tensor stacks.
-    std::vector<int> qkv_rows() const { return {attention_channels(), kv_channels() / 2, kv_channels() / 2}; }
+    std::vector<int> qkv_rows() const {
+        return {attention_channels(), computed_kv_channels() / 2, computed_kv_channels() / 2};
+    }
     std::vector<int> fc_rows() const { return std::vector<int>(gated_mlp ? 2 : 1, hidden()); }
 
     // Whether the model has a tensor; used by tensor_table().

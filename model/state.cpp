@@ -133,6 +133,15 @@ void place_group(GptState& s, Arena& arena) {
                                                    ranks * std::min(size_t(options.head_rows), tokens));
     size_t scratch =
         reduce_scatter_scratch_bytes(options.precision, tokens / ranks * C, int(ranks), options.deterministic_reduce);
+    const GptShape& shape = s.layout.shape;
+    if (const int sharers = shape.kv_head_parts; sharers > 1) {
+        const size_t part = tokens * size_t(shape.computed_kv_channels());
+        s.group.computed_qkv = arena.take("activations", "computed_qkv", tokens * size_t(shape.computed_qkv_channels()),
+                                          options.precision);
+        s.group.kv_parts = arena.take("activations", "kv_parts", size_t(sharers) * part, options.precision);
+        scratch = std::max(scratch, reduce_scatter_scratch_bytes(options.precision, part, sharers,
+                                                                 options.deterministic_reduce, options.precision));
+    }
     if (options.training) {
         for (const Tensor& tensor : s.layout.tensors)
             if (tensor_table()[size_t(tensor.row)].division == Division::summed)

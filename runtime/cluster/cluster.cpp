@@ -117,7 +117,7 @@ Ranks::Ranks(const RankEnvironment& environment, const Config& config, const std
     control_->require_same(format("%d x %d x %d x %d, ZeRO stage %d", grid_.pipeline, grid_.data, grid_.context,
                                   grid_.tensor, config.parallel.zero_stage),
                            "the grid of ranks");
-    report_errors_of([&] { grid_comm_ = GridComm(comm_, grid_); });
+    report_errors_of([&] { grid_comm_ = GridComm(comm_, grid_, config.model.part(grid_.tensor).kv_head_parts); });
 }
 
 Exit Ranks::run(const std::function<Exit()>& body) {
