@@ -108,6 +108,7 @@ const std::vector<ActivationRow>& activation_table() {
         {"gathered", kept, &S::per_gathered, branch, kNever, [](G& g) -> A& { return g.gathered; }, true},
         {"loss", kept, &S::per_loss, statistic, kNever, [](G& g) -> A& { return g.loss; }, true},
         {"logits", "logits", &S::per_logit, branch, kNever, [](G& g) -> A& { return g.logits; }, true},
+        {"terms", kBackward, &S::per_gathered, branch, kNever, [](G& g) -> A& { return g.terms; }, true},
         {"dresidual", kBackward, &S::per_channel, residual, kNever, [](G& g) -> A& { return g.dresidual; }, true},
         {"dbranch", kBackward, &S::per_branch, branch, kNever, [](G& g) -> A& { return g.dbranch; }, true},
         {"dwide", kBackward, &S::per_wide, branch, kNever, [](G& g) -> A& { return g.dwide; }, true},

@@ -2,23 +2,32 @@
 
 #include <algorithm>
 
+// Starts to gather all rows of `own`, which has this rank's rows, in x.group->gathered.
+static Ticket start_gather(const LayerContext& x, ConstView own) {
+    const TensorParallelGroup& group = *x.group;
+    const size_t bytes = size_t(x.own_rows()) * size_t(x.shape->n_embd) * size_of(own.dtype);
+    return all_gather(group.gathered.data, own.data, bytes, group.comm, x.stream);
+}
+
 ConstView gather_rows(const LayerContext& x, ConstView own) {
     const TensorParallelGroup& group = *x.group;
     if (group.comm.size == 1) return own;
-    const size_t bytes = size_t(x.own_rows()) * size_t(x.shape->n_embd) * size_of(own.dtype);
-    wait(all_gather(group.gathered.data, own.data, bytes, group.comm, x.stream), group.comm, x.stream);
+    wait(start_gather(x, own), group.comm, x.stream);
     return group.gathered;
 }
 
 // Returns the place for this rank's term of a sum of all rows, which sum_rows() writes to `own`.
 static View rows_to_sum(const LayerContext& x, View own) { return x.group->comm.size == 1 ? own : x.group->gathered; }
 
+static Ticket start_sum(const LayerContext& x, View own, ConstView terms) {
+    const size_t count = size_t(x.own_rows()) * size_t(x.shape->n_embd);
+    return reduce_scatter_sum({.out = own, .scratch = x.group->scratch, .inp = terms, .count = count}, x.group->comm,
+                              x.stream);
+}
+
 static void sum_rows(const LayerContext& x, View own) {
     const TensorParallelGroup& group = *x.group;
-    if (group.comm.size == 1) return;
-    const size_t count = size_t(x.own_rows()) * size_t(x.shape->n_embd);
-    const ReduceScatter op{.out = own, .scratch = group.scratch, .inp = group.gathered, .count = count};
-    wait(reduce_scatter_sum(op, group.comm, x.stream), group.comm, x.stream);
+    if (group.comm.size > 1) wait(start_sum(x, own, group.gathered), group.comm, x.stream);
 }
 
 void embedding_forward(const LayerContext& x, const LayerWeights& wte, const LayerWeights& wpe, const int* tokens,
@@ -127,9 +136,8 @@ void linear_backward_weight(const LayerContext& x, const LayerWeights& w, ConstV
         {w.weight.name});
 }
 
-void linear_backward(const LayerContext& x, const LayerWeights& w, ConstView inp, ConstView dout, View dinp,
-                     const LinearActivation& activation) {
-    if (!x.defers_weights) linear_backward_weight(x, w, inp, dout);
+static void linear_backward_input(const LayerContext& x, const LayerWeights& w, ConstView dout, View dinp,
+                                  const LinearActivation& activation = {}) {
     run(x.stream, ops::matmul_backward_input,
         {.dinp = dinp,
          .dout = dout,
@@ -142,14 +150,27 @@ void linear_backward(const LayerContext& x, const LayerWeights& w, ConstView inp
         {w.weight.name});
 }
 
+void linear_backward(const LayerContext& x, const LayerWeights& w, ConstView inp, ConstView dout, View dinp,
+                     const LinearActivation& activation) {
+    if (!x.defers_weights) linear_backward_weight(x, w, inp, dout);
+    linear_backward_input(x, w, dout, dinp, activation);
+}
+
 void column_parallel_forward(const LayerContext& x, const LayerWeights& w, ConstView inp, const Activation& out,
                              const LinearActivation& activation) {
     if (!x.has(out)) linear_forward(x, w, gather_rows(x, inp), out, activation);
 }
 
+// Gathers the input during the GEMM of its gradient, which it sums during the GEMM of the weight's.
 void column_parallel_backward(const LayerContext& x, const LayerWeights& w, ConstView inp, ConstView dout, View dinp) {
-    linear_backward(x, w, x.defers_weights ? inp : gather_rows(x, inp), dout, rows_to_sum(x, dinp));
-    sum_rows(x, dinp);
+    const TensorParallelGroup& group = *x.group;
+    if (group.comm.size == 1) return linear_backward(x, w, inp, dout, dinp);
+    const Ticket gathered = x.defers_weights ? Ticket() : start_gather(x, inp);
+    linear_backward_input(x, w, dout, group.terms);
+    wait(gathered, group.comm, x.stream);
+    const Ticket summed = start_sum(x, dinp, group.terms);
+    if (!x.defers_weights) linear_backward_weight(x, w, group.gathered, dout);
+    wait(summed, group.comm, x.stream);
 }
 
 void column_parallel_backward_weight(const LayerContext& x, const LayerWeights& w, ConstView inp, ConstView dout) {

@@ -39,6 +39,7 @@ struct DecodePass {
 struct TensorParallelGroup {
     Comm comm;
     View gathered;                        // (B, T, C); null with one rank
+    View terms;                           // (B, T, C), of a sum of gradients; null with one rank and without training
     void* scratch = nullptr;              // of reduce_scatter_sum()
     ops::VocabularySums* sums = nullptr;  // (ranks, head rows); null with one rank
     // The ranks with the same key/value head, and the part of qkv that each computes.

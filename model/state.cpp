@@ -128,7 +128,7 @@ void place_group(GptState& s, Arena& arena) {
     const auto ranks = size_t(options.tensor_parallel.size);
     if (ranks == 1) return;
     const size_t tokens = options.part().rows(), C = size_t(s.layout.shape.n_embd);
-    s.group.gathered = s.acts[0].gathered.view;
+    s.group.gathered = s.acts[0].gathered.view, s.group.terms = s.acts[0].terms.view;
     s.group.sums = arena.take<ops::VocabularySums>("control", "vocabulary_sums",
                                                    ranks * std::min(size_t(options.head_rows), tokens));
     size_t scratch =
