@@ -26,11 +26,55 @@ REPEATS, WEIGHTS = GRID + "test_a_grid_repeats_its_bits", GRID + "test_initial_w
 NAMES, SAFETENSORS = "model/huggingface.cpp", "runtime/checkpoint/safetensors.cpp"
 SAMPLE, FORMATS = GRID + "test_sample_divides_the_layers", GRID + "test_weights_in_formats_of_other_programs"
 
+SHARED, OPTIMIZERS = GRID + "test_ranks_share_key_value_heads", GRID + "test_optimizers"
+FACTORS, SHAPE = "model/factors.cpp", "model/shape.h"
 STRAGGLERS, SLOW = "runtime/cluster/stragglers.cpp", "test_cpu: [stragglers]"
 MEASURED, BALANCED = "commands/plan_measured.cpp", "test_cpu: [plan_measured]"
 SLOW_RANK = "program: test_stragglers.Stragglers.test_a_slow_rank_is_named_and_recovers"
 
 FAULTS = [
+    # ---- layers
+    # ---- key/value heads that ranks share
+    (LAYERS, "the keys of all ranks are the first's", "head_size() + rank * part);", "head_size());", SHARED),
+    (LAYERS, "values follow the queries", "queries + is_value * x.shape->head_size() + rank", "queries + rank",
+     SHARED),
+    (LAYERS, "each rank has only its own keys",
+     "    wait(all_gather(x.group->kv_parts.data, own.first.data, bytes, comm, x.stream), comm, x.stream);\n", "",
+     SHARED),
+    (LAYERS, "a rank keeps its terms of a shared head's gradients",
+     "        wait(reduce_scatter_sum(op, comm, x.stream), comm, x.stream);\n", "", SHARED),
+    (LAYERS, "recomputed channels of a shared head count as kept", "{head.computed.first, false}",
+     "{head.computed.first, true}", SHARED),
+    (LAYERS, "the passes of weights get the gradients of whole heads",
+     "        copy_channels(x, {dqkv, head.computed.width}, head.computed, head.computed.width);\n    }\n"
+     "    column_parallel_backward(x, w, inp, dqkv, dinp);",
+     "        return column_parallel_backward(x, w, inp, head.computed.first, dinp);\n    }\n"
+     "    column_parallel_backward(x, w, inp, dqkv, dinp);", SHARED),
+    (SHAPE, "the parts of a shared head's weights are whole heads",
+     "return {attention_channels(), computed_kv_channels() / 2, computed_kv_channels() / 2};",
+     "return {attention_channels(), kv_channels() / 2, kv_channels() / 2};", SHARED),
+    (COMM, "ranks share the head of another group", "split(all, all.rank / sharers, place.tensor)",
+     "split(all, all.rank % (grid.tensor / sharers) + all.rank / grid.tensor * grid.tensor, place.tensor)", SHARED),
+    (SHAPE[:-1] + "cpp", "any number of key/value heads is allowed", "shares_heads ? parts : kv_heads()", "parts",
+     GRID + "test_grids_that_do_not_divide_the_model"),
+    # ---- Adafactor
+    (FACTORS, "the averages of parts are not added",
+     "    if (s.group.comm.size > 1) add_up(state.sums, 2 * state.divided_rows, s.group.comm);\n", "", OPTIMIZERS),
+    (FACTORS, "the columns of parts are not added",
+     "    if (s.group.comm.size > 1) add_up(col_sums, 2 * state.divided_cols, s.group.comm);\n", "", OPTIMIZERS),
+    (FACTORS, "whole tensors are added once per rank",
+     "add_up(col_sums, 2 * state.divided_cols, s.group.comm)", "add_up(col_sums, 2 * state.cols, s.group.comm)",
+     OPTIMIZERS),
+    (FACTORS, "parts have the averages of the first rows", ", layer.first_row += size_t(rank * layer.rows);", ";",
+     OPTIMIZERS),
+    (FACTORS, "parts have the averages of the first columns", ", layer.first_col += size_t(rank * layer.cols);", ";",
+     OPTIMIZERS),
+    (FACTORS, "whole tensors count once in the trust ratio", "is_divided ? 1 : size_t(s.group.comm.size);", "1;",
+     OPTIMIZERS),
+    (FACTORS, "only the first rank saves the variances of vectors", "(is_saved && (is_first || !boxes.empty()))",
+     "(is_saved && is_first)", OPTIMIZERS),
+    (FACTORS, "all ranks save the averages of rows", "(is_saved && (is_first || !boxes.empty()))", "is_saved",
+     OPTIMIZERS),
     # ---- layers
     (LAYERS, "each rank adds the bias", "if (x.group->comm.rank > 0) term", "if (x.group->comm.rank > 99) term",
      LOSSES),
@@ -38,7 +82,11 @@ FAULTS = [
      "    linear_forward(x, term, inp, {rows_to_sum(x, out.view), false});\n    sum_rows(x, out.view);\n",
      "    linear_forward(x, term, inp, {rows_to_sum(x, out.view), false});\n", LOSSES),
     (LAYERS, "the gradient of a column-parallel layer's input is not added",
-     "dout, rows_to_sum(x, dinp));\n    sum_rows(x, dinp);\n", "dout, rows_to_sum(x, dinp));\n", LOSSES),
+     "    const Ticket summed = start_sum(x, dinp, group.terms);\n", "    const Ticket summed;\n", LOSSES),
+    (LAYERS, "the weight's gradient does not wait for the input", "    wait(gathered, group.comm, x.stream);\n", "",
+     LOSSES),
+    (LAYERS, "the weight's gradient has this rank's rows only", "linear_backward_weight(x, w, group.gathered, dout);",
+     "linear_backward_weight(x, w, inp, dout);", LOSSES),
     (LAYERS, "a recomputed sum counts as kept", "{rows_to_sum(x, out.view), false}", "{rows_to_sum(x, out.view), true}",
      FAMILIES),
     (LAYERS, "the head's columns are the first tokens",

@@ -1,5 +1,8 @@
 #include "model/factors.h"
 
+#include <algorithm>
+#include <iterator>
+
 #include "kernels/base/check.h"
 #include "kernels/comm.h"
 #include "kernels/op_stream.h"
@@ -9,40 +12,81 @@
 
 namespace {
 
+// Returns the matrices of a tensor, or the tensor as one layer, each whole. A vector is one row.
+std::vector<Matrix> layers_of(const TensorLayout& layout, int number, const std::vector<Matrix>& matrices) {
+    std::vector<Matrix> layers;
+    std::ranges::copy_if(matrices, std::back_inserter(layers), [&](const Matrix& m) { return m.tensor == number; });
+    const Tensor& tensor = layout.tensors[size_t(number)];
+    const std::vector<size_t> shape = logical_shape(layout, tensor);
+    if (layers.empty())
+        layers.push_back({tensor.name, number, 0, shape.size() > 1 ? int(shape[0]) : 1, int(shape.back())});
+    return layers;
+}
+
+// Places a layer of a tensor, and the part of it that this rank has.
+void place_layer(FactorState& state, size_t number, const TensorLayout& layout, const Matrix& whole,
+                 ops::FactorLayer layer) {
+    const TensorRow& row = tensor_table()[size_t(layout.tensors[size_t(whole.tensor)].row)];
+    const int parts = row.is_divided() ? layout.tensor_parallel.size : 1, rank = layout.tensor_parallel.rank % parts;
+    const bool is_padded = row.rows == &GptShape::padded_vocab;
+    layer.first_row = state.rows, layer.first_col = state.cols;
+    layer.rows = is_padded ? layout.whole.vocab_size : whole.rows, layer.cols = whole.cols;
+    state.host_layers[number] = layer;
+    state.names[number] = whole.name;
+    state.rows += size_t(whole.rows), state.cols += size_t(whole.cols);
+    if (layer.is_factored && row.division == Division::rows)
+        layer.rows = whole.rows / parts, layer.first_row += size_t(rank * layer.rows);
+    else
+        layer.cols = whole.cols / parts, layer.first_col += size_t(rank * layer.cols);
+    state.host_parts[number] = layer;
+}
+
 // Returns the layers, their names and the lengths of the arrays.
 FactorState lay_out_factors(const GptOptions& options, const TensorLayout& layout, const UpdateLayout& update) {
     FactorState state;
     const std::vector<Matrix> matrices = lay_out_matrices(layout);
-    for (size_t i = 0; i < layout.tensors.size(); i++) {
-        const Tensor& tensor = layout.tensors[i];
-        const TensorRow& row = tensor_table()[size_t(tensor.row)];
-        const bool is_vector = row.role == TensorRole::vector;
-        std::vector<Matrix> layers;
-        for (const Matrix& matrix : matrices)
-            if (matrix.tensor == int(i)) layers.push_back(matrix);
-        if (layers.empty())
-            layers.push_back({.name = tensor.name,
-                              .tensor = int(i),
-                              .first = 0,
-                              .rows = is_vector ? 1 : tensor.rows,
-                              .cols = is_vector ? int(tensor.count) : tensor.cols});
-        if (update.row_of(i).scope != UpdateScope::factors) layers.clear();
-        layers.resize(kMaxStacked);
-        const TensorPart part = owned_part(options, layout, tensor);
-        for (const Matrix& layer : layers) {
-            state.names.push_back(layer.name);
-            const bool is_padded = row.rows == &GptShape::padded_vocab && layer.rows > 0;
-            state.host_layers.push_back({.begin = ptrdiff_t(part.shard_begin + layer.first) - ptrdiff_t(part.first),
-                                         .first_row = state.rows,
-                                         .first_col = state.cols,
-                                         .rows = is_padded ? options.shape.vocab_size : layer.rows,
-                                         .cols = layer.cols,
-                                         .group = update.tensors[i].group,
-                                         .is_factored = !is_vector});
-            state.rows += size_t(layer.rows), state.cols += size_t(layer.cols);
+    const size_t tensors = layout.tensors.size();
+    state.host_layers.resize(tensors * kMaxStacked), state.host_parts.resize(tensors * kMaxStacked);
+    state.names.resize(tensors * kMaxStacked);
+    for (const bool divided : {true, false}) {
+        for (size_t i = 0; i < tensors; i++) {
+            const TensorRow& row = tensor_table()[size_t(layout.tensors[i].row)];
+            if (row.is_divided() != divided || update.row_of(i).scope != UpdateScope::factors) continue;
+            const TensorPart part = owned_part(options, layout, layout.tensors[i]);
+            size_t number = i * kMaxStacked;
+            for (const Matrix& whole : layers_of(layout, int(i), matrices)) {
+                const ptrdiff_t begin = ptrdiff_t(part.shard_begin + whole.first) - ptrdiff_t(part.first);
+                const bool is_factored = row.role != TensorRole::vector;
+                place_layer(state, number++, layout, whole, {begin, 0, 0, 0, 0, update.tensors[i].group, is_factored});
+            }
         }
+        if (divided) state.divided_rows = state.rows, state.divided_cols = state.cols;
     }
     return state;
+}
+
+// Names the averages that a rank has, or with `once` those that it saves.
+std::vector<NamedTensor> name_factors(const GptOptions& options, const TensorLayout& layout, const FactorState& state,
+                                      bool once) {
+    std::vector<NamedTensor> named;
+    for (size_t i = 0; i < state.host_layers.size(); i++) {
+        const ops::FactorLayer &layer = state.host_layers[i], &part = state.host_parts[i];
+        if (layer.cols == 0) continue;
+        const Tensor& tensor = layout.tensors[i / size_t(kMaxStacked)];
+        const bool is_saved = !tensor.is_copy && options.rank == 0, is_first = options.tensor_parallel.rank == 0;
+        const auto name = [&](const char* slot, float* values, int whole, int count, const std::vector<Box>& boxes) {
+            const size_t here = !once || (is_saved && (is_first || !boxes.empty())) ? size_t(count) : 0;
+            named.push_back(
+                {format("%s.%s", slot, state.names[i].c_str()), {size_t(whole)}, values, 0, here, false, boxes});
+        };
+        if (layer.is_factored) {
+            name("row_v", state.row_v + layer.first_row, layer.rows, layer.rows, {});
+            name("col_v", state.col_v + layer.first_col, layer.cols, layer.cols, {});
+        } else {
+            name("v", state.col_v + part.first_col, layer.cols, part.cols, boxes_of(layout, tensor));
+        }
+    }
+    return named;
 }
 
 }  // namespace
@@ -56,41 +100,29 @@ void place_factors(GptState& s, Arena& arena) {
     state.sums = arena.take<double>("control", "factor_sums", 2 * (state.rows + state.cols));
     state.means = arena.take<float>("control", "factor_means", state.host_layers.size());
     state.layers = arena.take<ops::FactorLayer>("control", "factor_layers", state.host_layers.size());
+    state.parts = arena.take<ops::FactorLayer>("control", "factor_parts", state.host_parts.size());
 }
 
 void load_factors(GptState& s) {
-    const std::vector<ops::FactorLayer>& layers = s.factors.host_layers;
+    const std::vector<ops::FactorLayer>&layers = s.factors.host_layers, &parts = s.factors.host_parts;
     if (s.factors.cols == 0) return;
     copy_to_device(s.factors.layers, layers.data(), layers.size() * sizeof(ops::FactorLayer), s.stream);
-    for (size_t i = 0; i < layers.size(); i++)
-        s.trust.host_layers[i].count = size_t(layers[i].rows) * size_t(layers[i].cols);
+    copy_to_device(s.factors.parts, parts.data(), parts.size() * sizeof(ops::FactorLayer), s.stream);
+    for (size_t i = 0; i < layers.size(); i++) {
+        const bool is_divided = tensor_table()[size_t(s.layout.tensors[i / size_t(kMaxStacked)].row)].is_divided();
+        const size_t addends = is_divided ? 1 : size_t(s.group.comm.size);  // in TrustState::sums, of each element
+        s.trust.host_layers[i].count = addends * size_t(layers[i].rows) * size_t(layers[i].cols);
+    }
 }
 
 std::vector<NamedTensor> name_factors(const GptState& s, bool once) {
-    const FactorState& state = s.factors;
-    std::vector<NamedTensor> named;
-    for (size_t i = 0; i < state.host_layers.size(); i++) {
-        const ops::FactorLayer& layer = state.host_layers[i];
-        const bool is_copy = s.layout.tensors[i / size_t(kMaxStacked)].is_copy;
-        const auto name = [&](const char* slot, float* values, size_t count) {
-            named.push_back({format("%s.%s", slot, state.names[i].c_str()),
-                             {count},
-                             values,
-                             0,
-                             once && (is_copy || s.options.rank > 0) ? 0 : count});
-        };
-        if (layer.rows == 0) continue;
-        if (layer.is_factored) name("row_v", state.row_v + layer.first_row, size_t(layer.rows));
-        name(layer.is_factored ? "col_v" : "v", state.col_v + layer.first_col, size_t(layer.cols));
-    }
-    return named;
+    return name_factors(s.options, s.layout, s.factors, once);
 }
 
 size_t factor_elements(const GptOptions& options, const TensorLayout& layout, const UpdateLayout& update) {
-    size_t elements = 0, i = 0;
-    for (const ops::FactorLayer& layer : lay_out_factors(options, layout, update).host_layers)
-        if (!layout.tensors[i++ / size_t(kMaxStacked)].is_copy)
-            elements += size_t(layer.is_factored ? layer.rows + layer.cols : layer.cols);
+    size_t elements = 0;
+    for (const NamedTensor& tensor : name_factors(options, layout, lay_out_factors(options, layout, update), true))
+        elements += tensor.count;
     return elements;
 }
 
@@ -105,13 +137,17 @@ void direct_factored(GptState& s, const RuleState& rule) {
          .cols = col_sums,
          .grad = s.own_grad,
          .chunks = chunks,
-         .layers = state.layers,
+         .layers = state.parts,
          .grad_norm = s.grad_norm,
          .n_chunks = rule.n_chunks},
         note_of_chunks(s, rule.first_chunk, rule.n_chunks));
     s.update_time.stop(s.stream);
-    if (s.options.is_sharded())
-        wait(all_reduce_sum(state.sums, n_sums, s.comms.data, s.stream), s.comms.data, s.stream);
+    const auto add_up = [&](double* sums, size_t count, const Comm& comm) {
+        wait(all_reduce_sum(sums, count, comm, s.stream), comm, s.stream);
+    };
+    if (s.options.is_sharded()) add_up(state.sums, n_sums, s.comms.data);
+    if (s.group.comm.size > 1) add_up(state.sums, 2 * state.divided_rows, s.group.comm);
+    if (s.group.comm.size > 1) add_up(col_sums, 2 * state.divided_cols, s.group.comm);
     s.update_time.start(s.stream);
     run(s.stream, ops::factor_moments,
         {.row_v = state.row_v,
@@ -131,7 +167,7 @@ void direct_factored(GptState& s, const RuleState& rule) {
          .col_v = state.col_v,
          .mean = state.means,
          .chunks = chunks,
-         .layers = state.layers,
+         .layers = state.parts,
          .scalars = s.update_scalars,
          .grad_norm = s.grad_norm,
          .n_chunks = rule.n_chunks},

@@ -1,7 +1,8 @@
 // Adafactor's state: averages of the squared gradients' rows and columns, which all ranks have.
 //
 // Each rank adds the squares of the elements that it owns. The sums over ranks are exact, so the averages have the same
-// bits at any number of ranks and any ZeRO stage.
+// bits at any number of ranks and any ZeRO stage. With tensor parallelism, too, each rank has the averages of whole
+// tensors.
 #pragma once
 
 #include <string>
@@ -16,12 +17,15 @@
 
 // Each rank computes the same averages. A layer of a vector has no average of its row.
 struct FactorState {
-    std::vector<ops::FactorLayer> host_layers;  // as TrustState::host_layers; without rows if it has another rule
-    std::vector<std::string> names;             // of the layers: a matrix's or a tensor's
-    ops::FactorLayer* layers = nullptr;
+    // The whole layers, and the part of each that this rank has. As TrustState::host_layers; without columns if the
+    // tensor has another rule.
+    std::vector<ops::FactorLayer> host_layers, host_parts;
+    std::vector<std::string> names;  // of the layers: a matrix's or a tensor's
+    ops::FactorLayer *layers = nullptr, *parts = nullptr;
     float *row_v = nullptr, *col_v = nullptr, *means = nullptr;  // of all layers: rows, columns, layers
     double* sums = nullptr;                                      // of the rows of all layers, then of the columns
     size_t rows = 0, cols = 0;                                   // of all layers
+    size_t divided_rows = 0, divided_cols = 0;                   // the first: of tensors that ranks divide
 };
 
 struct GptState;
@@ -32,10 +36,11 @@ void place_factors(GptState& s, Arena& arena);
 // Copies the layers to the device, and writes their sizes to TrustState::host_layers.
 void load_factors(GptState& s);
 
-// Names the averages. `once`: only those that this rank saves; rank 0 saves all.
+// Names the averages. `once`: only those that this rank saves. Among the ranks with the same part of the model the
+// first saves; of several parts each saves the variances of its part of a vector, and the first all other averages.
 std::vector<NamedTensor> name_factors(const GptState& s, bool once);
 
-// Returns the number of averages that all ranks together save.
+// Returns the number of averages that the rank saves.
 size_t factor_elements(const GptOptions& options, const TensorLayout& layout, const UpdateLayout& update);
 
 // Replaces this rank's gradients by Adafactor's directions, and writes the squared sums of its weights and directions

@@ -5,8 +5,6 @@
 #include <numeric>
 
 #include "kernels/base/check.h"
-#include "model/tensors.h"
-#include "model/update.h"
 
 std::vector<double> layer_work(const GptOptions& options) {
     const GptShape& s = options.shape;
@@ -78,9 +76,5 @@ std::string tensor_parallel_problem(const GptOptions& o) {
                       o.batch, o.seq_len, parts);
     if (o.cached_sequences > 0 && o.seq_len % parts != 0)
         return format("train.seq_len (%d) must be a multiple of parallel.tensor (%d)", o.seq_len, parts);
-    for (const RuleState& rule : lay_out_update(o, lay_out_tensors(o.shape)).rules)
-        if (optimizer_row(rule.rule).scope == UpdateScope::factors)
-            return format("optim.name \"%s\" updates whole tensors, which parallel.tensor (%d) divides",
-                          name_of(rule.rule), parts);
     return "";
 }

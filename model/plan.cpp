@@ -69,7 +69,7 @@ size_t saved_bytes(const GptOptions& options) {
     for (const Matrix& matrix : lay_out_matrices(layout))
         for (const MatrixSlot& slot : update.row_of(size_t(matrix.tensor)).matrix_slots)
             if (matrix.owner == options.stage_rank()) elements += slot_elements(slot, matrix);
-    if (options.rank == 0) elements += factor_elements(options, layout, update);
+    elements += factor_elements(options, layout, update);
     const OptimizerSettings& optimizer = options.optimizer;
     return masters * size_of(optimizer.master_type()) + slots * size_of(optimizer.state_type()) +
            elements * sizeof(float);

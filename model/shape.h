@@ -92,7 +92,7 @@ struct GptShape {
     int attention_channels() const { return n_head * head_size(); }
     int qkv_channels() const { return (n_head + 2 * kv_heads()) * head_size(); }
     int kv_channels() const { return 2 * kv_heads() * head_size(); }  // keys and values, after the queries
-    // What the part's weights compute of them.
+    // The part of them that this part's weights compute.
     int computed_kv_channels() const { return kv_channels() / kv_head_parts; }
     int computed_qkv_channels() const { return attention_channels() + computed_kv_channels(); }
     int fc_channels() const { return gated_mlp ? 2 * hidden() : hidden(); }  // gate, then up

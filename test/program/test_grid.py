@@ -102,6 +102,35 @@ class Grid(TrainerTest):
                                            **changes)
                         self.check_losses(run, one, limit)
 
+    # Key/value heads that two ranks share, and one that four share, with biases, QK norm and RoPE.
+    SHARED = [((4, 1, 0), dict(model_family="qwen3", model_n_kv_head=2, model_head_size=16)),
+              ((2, 2, 0), dict(model_family="llama", model_n_kv_head=1, model_head_size=16, model_n_layer=2,
+                               parallel_pipeline=2, parallel_pipeline_schedule="zero_bubble")),
+              ((4, 1, 0), dict(model_family="llama", model_n_kv_head=1, model_head_size=32,
+                               model_attention_bias="qkv")),
+              ((2, 2, 2), dict(model_family="qwen3", model_n_kv_head=1, model_head_size=16, train_precision="bf16",
+                               train_recompute="block", optim_name="muon"))]
+
+    def test_ranks_share_key_value_heads(self):
+        changes = dict(train_max_steps=6, checkpoint_every_steps=3, checkpoint_keep=9, eval_every_steps=3,
+                       model_dropout=0.1, sample_every_steps=3, sample_tokens=8, sample_temperature=0,
+                       train_check_replicas_every=2)
+        for number, (grid, family) in enumerate(self.SHARED):
+            one, run = f"one{number}", f"shared{number}"
+            with self.subTest(grid=grid, **family):
+                limit = 2e-3 if family.get("train_precision") else 1e-6
+                alone = {key: value for key, value in family.items() if not key.startswith("parallel")}
+                self.train_on_grid((1, 1, 0), run_dir=one, **changes, **alone)
+                self.train_on_grid(grid, run_dir=run, **changes, **family)
+                self.check_losses(run, one, limit)
+                # Each continues the other's third step.
+                for source, target, options in ((one, grid, family), (run, (1, 1, 0), alone)):
+                    shutil.rmtree(self.dir / "to", ignore_errors=True)
+                    shutil.copytree(self.dir / source, self.dir / "to")
+                    shutil.rmtree(self.step_dir(6, "to"))
+                    self.train_on_grid(target, "--resume", run_dir="to", **changes, **options)
+                    self.check_losses("to", one, limit)
+
     def test_initial_weights_have_the_bits_of_one_rank(self):
         """A rate of almost 0 leaves them as they are, except biases, which are 0 at the beginning."""
         changes = dict(train_max_steps=1, optim_learning_rate=1e-30, optim_weight_decay=0, checkpoint_every_steps=1)
@@ -165,16 +194,27 @@ class Grid(TrainerTest):
         self.assertEqual(self.logical_state(4, "first"), self.logical_state(4, "second"))
 
     def test_optimizers(self):
-        """LAMB's and LARS's norms of a tensor are sums over its parts."""
-        for optimizer, rate in (("lamb", 1e-2), *([("lion", 1e-3), ("lars", 1)] if LONG else [])):
+        """LAMB's and LARS's norms of a tensor are sums over its parts, as Adafactor's averages of rows and columns."""
+        for optimizer, rate in (("lamb", 1e-2), ("adafactor", 1e-2), *([("lion", 1e-3), ("lars", 1)] if LONG else [])):
             changes = dict(train_max_steps=4, optim_name=optimizer, optim_learning_rate=rate, optim_weight_decay=0.1,
-                           parallel_bucket_mb=0)
-            self.train_on_grid((1, 1, 0), run_dir=f"{optimizer}_one", **changes)
+                           parallel_bucket_mb=0, checkpoint_every_steps=2, checkpoint_keep=9,
+                           train_check_replicas_every=2)
+            one = f"{optimizer}_one"
+            self.train_on_grid((1, 1, 0), run_dir=one, **changes)
             for grid in ((4, 1, 0), (2, 2, 2)):
                 with self.subTest(optimizer=optimizer, grid=grid):
                     run = "{}{}{}{}".format(optimizer, *grid)
                     self.train_on_grid(grid, run_dir=run, **changes)
-                    self.check_losses(run, f"{optimizer}_one")
+                    self.check_losses(run, one)
+                    self.check_state(run, one, 4, 1e-3)
+            for source, grid in ((one, (4, 1, 0)), (run, (1, 2, 1))):
+                with self.subTest(optimizer=optimizer, source=source, grid=grid):
+                    shutil.rmtree(self.dir / "to", ignore_errors=True)
+                    shutil.copytree(self.dir / source, self.dir / "to")
+                    shutil.rmtree(self.step_dir(4, "to"))
+                    self.train_on_grid(grid, "--resume", run_dir="to", **changes)
+                    self.check_losses("to", one)
+                    self.check_state("to", one, 4, 1e-3)
 
     # Queries are larger than keys and values.
     STACKED = dict(model_family="llama", model_n_kv_head=2, model_hidden_size_mlp=72)
@@ -278,19 +318,27 @@ class Grid(TrainerTest):
             collectives = (1 + 4 * layers) + 1 + (1 + 6 * layers + 1)  # forward, head, backward
             sums_of_rows = 12 * rows * tensor
             expected = (collectives * whole + sums_of_rows + 2 * summed) * (tensor - 1) // tensor
-            sent = [json.loads(line)["comm_bytes"] for line in
-                    (self.dir / run / "metrics.jsonl").read_text().splitlines()]
-            self.assertEqual(sent[1], expected)
+            self.assertEqual(self.records(run, "train", without=())[1]["comm_bytes"], expected)
+        # Two ranks with the same key/value head exchange the halves of it, and of its gradient.
+        size, sent = 16, []
+        for heads in (2, 1):
+            self.train_on_grid((2, 1, 0), run_dir=f"kv{heads}", train_max_steps=2, model_n_layer=layers,
+                               model_family="llama", model_head_size=size, model_n_kv_head=heads,
+                               train_total_batch_tokens=rows)
+            sent.append(self.records(f"kv{heads}", "train", without=())[1]["comm_bytes"])
+        self.assertEqual(sent[1] - sent[0], 2 * layers * rows * size * 4)
 
     def test_grids_that_do_not_divide_the_model(self):
         for grid, changes, words in [
                 ((2, 1, 0), dict(model_n_head=3), ("model.n_head (3)", "parallel.tensor (2)")),
-                ((4, 1, 0), dict(model_n_kv_head=2, model_family="llama"), ("model.n_kv_head (2)", "divides it is 2")),
+                ((4, 1, 0), dict(model_n_kv_head=3, model_n_head=12, model_head_size=8),
+                 ("model.n_kv_head (3)", "divides it is 1")),
+                ((4, 1, 0), dict(model_n_kv_head=2, model_head_size=12, model_family="llama"),
+                 ("model.n_kv_head (2)", "model.head_size to be a multiple of 16, is 12")),
                 ((2, 1, 0), dict(model_hidden_size_mlp=75), ("model.hidden_size_mlp (75)",)),
                 ((3, 1, 0), {}, ("power of two", "is 3")),
                 ((2, 1, 0), dict(train_batch_size=1, train_seq_len=15, train_total_batch_tokens=60),
                  ("train.seq_len (15)", "parallel.tensor (2)")),
-                ((2, 1, 0), dict(optim_name="adafactor"), ("adafactor", "parallel.tensor (2)")),
                 ((2, 1, 0), dict(log_noise_scale_every_steps=1), ("log.noise_scale_every_steps",))]:
             with self.subTest(changes):
                 said = self.train_on_grid(grid, expect=78, **changes)

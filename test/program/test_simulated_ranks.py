@@ -53,11 +53,13 @@ class SimulatedRanks(TrainerTest):
             self.assertTrue(abs(one - two) <= tolerance("bf16", step), f"step {step}: {two} instead of {one}")
 
     def test_ranks_that_divide_the_layers(self):
-        """Tensor parallelism with the library's own sum of FP32, with sums of bf16, and with sharded parameters."""
-        for precision, ranks, stage in (("fp32", 2, 0), ("bf16", 4, 3)):
+        """Tensor parallelism with the library's own sum of FP32, with sums of bf16, and with sharded parameters and a
+        key-value head that two ranks share."""
+        shared = dict(model_family="llama", model_n_kv_head=1, model_head_size=16)
+        for precision, ranks, stage, family in (("fp32", 2, 0, {}), ("bf16", 4, 3, shared)):
             with self.subTest(precision=precision, ranks=ranks):
                 changes = dict(model_n_head=4, train_batch_size=2, train_total_batch_tokens=2 * 20 * 4,
-                               train_precision=precision, model_dropout=0.1)
+                               train_precision=precision, model_dropout=0.1, **family)
                 self.train_on(1, f"one_{precision}", **changes)
                 self.train_on(ranks, f"grid_{precision}", parallel_tensor=2, parallel_zero_stage=stage, **changes)
                 losses = zip(self.losses(f"one_{precision}"), self.losses(f"grid_{precision}"), strict=True)
@@ -65,7 +67,7 @@ class SimulatedRanks(TrainerTest):
                     self.assertTrue(abs(one - grid) <= tolerance(precision, step), f"step {step}: {grid} for {one}")
 
     def test_matrices_of_ranks_that_divide_the_layers(self):
-        changes = dict(optim_name="muon", model_n_head=4)
+        changes = dict(optim_name="muon", optim_scalar_name="adafactor", model_n_head=4)
         self.train_on(1, "one", **changes)
         for stage in (0, 3):
             self.train_on(4, f"grid_{stage}", parallel_tensor=2, parallel_zero_stage=stage, **changes)
