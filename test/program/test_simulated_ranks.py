@@ -10,10 +10,14 @@ import unittest
 
 from test_simulated import SIMULATED, tolerance
 from test_supervise import Supervised
-from trainer import ENVIRONMENT, TrainerTest
+from trainer import ENVIRONMENT, TrainerTest, trainers_in, wait_until
 
 FOUR = dict(train_batch_size=1, train_seq_len=20, train_total_batch_tokens=20 * 4, train_max_steps=5,
             model_n_layer=1, checkpoint_every_steps=0)
+# Ranks of a grid and their changes of FOUR; with 4 ranks, two groups with different samples.
+GRIDS = {"pipeline": (2, dict(model_n_layer=2)),
+         "context": (4, dict(model_n_positions=64, train_seq_len=64, train_total_batch_tokens=64 * 2)),
+         "tensor": (4, dict(model_n_head=4, train_total_batch_tokens=20 * 2))}
 PORT = 20000 + os.getpid() % 10000  # for ranks started without one
 LIMIT = 60  # seconds for a run of a few steps to start, fail and end on a busy machine
 
@@ -101,14 +105,28 @@ class SimulatedRanks(TrainerTest):
                 for step, (one, ring) in enumerate(losses, 1):
                     self.assertTrue(abs(one - ring) <= tolerance(precision, step), f"step {step}: {ring} for {one}")
 
-    def check_planned(self, action, call, rank, deterministic, codes, **changes):
+    def test_schedules_of_stages_have_the_bits_of_one_rank(self):
+        """The passes for the weights alone, too, which zero_bubble defers."""
+        for precision in ("fp32", "bf16"):
+            changes = dict(model_n_layer=2, model_dropout=0.1, train_precision=precision, train_max_steps=3,
+                           parallel_deterministic_reduce=True)
+            self.train_on(1, f"one_{precision}", **changes)
+            for schedule in ("1f1b", "zero_bubble"):
+                with self.subTest(precision=precision, schedule=schedule):
+                    run = f"{schedule}_{precision}"
+                    self.train_on(2, run, parallel_pipeline=2, parallel_pipeline_schedule=schedule, **changes)
+                    self.assertEqual(self.records(run), self.records(f"one_{precision}"))
+                    self.assertEqual(self.logical_state(3, run), self.logical_state(3, f"one_{precision}"))
+
+    def check_planned(self, action, call, rank, deterministic, codes, ranks=2, **changes):
         """Requires an end in time with one of these codes; returns the output and the called library function."""
         shutil.rmtree(self.dir / "run", ignore_errors=True)
         config = self.write_config(**{**FOUR, "parallel_zero_stage": 2 + call % 2, **changes},
                                    parallel_deterministic_reduce=deterministic)
         started = time.monotonic()
-        code, said = self.start(2, config, STAND_IN_NCCL=f"{action} {call} {rank}")
+        code, said = self.start(ranks, config, STAND_IN_NCCL=f"{action} {call} {rank}")
         self.assertLess(time.monotonic() - started, LIMIT, said)
+        wait_until(lambda: not trainers_in(self.dir, SIMULATED), "a rank is left", 10)
         planted = re.search(rf"stand-in for NCCL: {action} at call {call} of rank {rank}, (\w+)", said)
         self.assertTrue(planted, said)
         self.assertNotIn("in an open group", said)
@@ -135,20 +153,36 @@ class SimulatedRanks(TrainerTest):
                 said, _ = self.check_planned(action, call, 1, False, (76, 80), parallel_step_timeout_s=15)
                 self.assertRegex(said, r"rank \d on \S+ \(pid \d+\).* collective \d+ \(\w+\)")
 
-    def test_messages_of_stages_that_fail_or_hang(self):
-        """In the third step, as above. The rank that hangs may be one that waits for the message."""
-        for action, call, rank, message in (("fail", 84, 0, "ncclRecv"), ("fail", 85, 1, "ncclSend"),
-                                            ("stall", 81, 0, "ncclSend"), ("hang", 82, 1, "ncclRecv")):
-            with self.subTest(action=action, call=call, rank=rank):
-                said, function = self.check_planned(action, call, rank, False, (71, 76, 80), model_n_layer=2,
-                                                    parallel_pipeline=2, parallel_zero_stage=0,
+    def test_calls_of_a_grid_that_fail_hang_or_differ(self):
+        """In the third step or later, as above. All groups end, also those that the fault does not reach."""
+        for kind, action, call, rank, called in (
+                ("pipeline", "fail", 84, 0, "ncclRecv"), ("pipeline", "fail", 85, 1, "ncclSend"),
+                ("pipeline", "stall", 81, 0, "ncclSend"), ("pipeline", "hang", 82, 1, "ncclRecv"),
+                ("pipeline", "mismatch", 85, 1, "ncclSend"),
+                ("context", "fail", 60, 3, "ncclSend"), ("context", "hang", 61, 3, "ncclRecv"),
+                ("context", "mismatch", 61, 3, "ncclRecv"),
+                ("tensor", "fail", 82, 3, "ncclReduceScatter"), ("tensor", "hang", 83, 3, "ncclAllGather"),
+                ("tensor", "mismatch", 84, 3, "ncclAllGather")):
+            ranks, changes = GRIDS[kind]
+            with self.subTest(kind=kind, action=action, call=call, rank=rank):
+                said, function = self.check_planned(action, call, rank, False, (71, 76, 80), ranks, **changes,
+                                                    **{f"parallel_{kind}": 2}, parallel_zero_stage=0,
                                                     parallel_step_timeout_s=8)
-                self.assertEqual(function, message)
+                self.assertEqual(function, called)
+                hangs = re.search(rf"rank (\d) \(data (\d), {kind} (\d)\) on \S+ \(pid \d+\) hangs: .* step \d, "
+                                  r"last collective \d+ \(\w+\)", said)
                 if action == "fail":
-                    self.assertRegex(said, rf"train_gpt: (\S+: )*rank {rank}: {function} failed in exchange")
+                    self.assertRegex(said, rf"train_gpt: (\S+: )*rank {rank}: {function} failed in \w+ \(collective ")
+                elif action == "mismatch" and not hangs:  # the device reports it, or waits for ever
+                    counts = re.search(r"NCCL: .* (\d+) (?:elements )?of .*? (\d+) (?:elements )?of type", said)
+                    self.assertEqual(abs(int(counts[1]) - int(counts[2])), 1, said)
+                    self.assertRegex(said, rf"rank \d ends: rank \d \(data {rank // 2}, {kind} \d\) .* left with exit ")
                 else:
-                    self.assertRegex(said, r"rank (\d) \(data 0, pipeline \1\) on \S+ \(pid \d+\) hangs: .* step 3, "
-                                           r"last collective \d+ \(\w+\)")
+                    self.assertTrue(hangs, said)
+                    self.assertEqual(int(hangs[1]), 2 * int(hangs[2]) + int(hangs[3]), said)
+                    # Others are ahead of a host that stays in a call. Stages wait for each other's messages.
+                    if action == "hang" and kind != "pipeline":
+                        self.assertEqual(int(hangs[1]), rank, said)
 
     def test_ranks_that_call_different_collectives(self):
         said, function = self.check_planned("mismatch", 10, 1, False, range(1, 128))
