@@ -5,6 +5,7 @@ import json
 import math
 import re
 import shutil
+import signal
 import unittest
 
 import test_grid
@@ -30,7 +31,7 @@ LAYOUTS = [Layout(2), Layout(4), Layout(2, 2, zero=3), Layout(2, tensor=2), Layo
 class Context(TrainerTest):
     train_on, check_end = test_ranks.Ranks.train_on, test_ranks.Ranks.check_end
     check_losses = test_grid.Grid.check_losses
-    check_killed_rank = test_pipeline.Pipeline.check_killed_rank
+    check_lost_rank = test_pipeline.Pipeline.check_lost_rank
 
     def train_as(self, layout, *flags, **changes):
         if not flags:
@@ -124,8 +125,11 @@ class Context(TrainerTest):
                     (self.dir / "replicas" / "metrics.jsonl").read_text().splitlines()]
             self.assertEqual(sent[1] - data[1], layers * per_layer)
 
-    def test_a_killed_rank_is_reported_with_its_place(self):
-        self.check_killed_rank(2, "(data 0, context 1)", parallel_context=2, **SHAPE)
+    def test_a_lost_rank_is_reported_with_its_place(self):
+        for rank, number in [(3, signal.SIGKILL), *((rank, signal.SIGSTOP) for rank in range(4))]:
+            with self.subTest(rank=rank, number=number):
+                place = f"(data {rank // 2}, context {rank % 2})"
+                self.check_lost_rank(rank, number, place, parallel_context=2, **SHAPE)
 
     def test_layouts_that_do_not_divide_the_sequences(self):
         for ranks, changes, words in [

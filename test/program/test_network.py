@@ -1,4 +1,4 @@
-"""Two "nodes": network namespaces joined by a virtual cable, with one rank each, which communicate over TCP."""
+"""Two "nodes": network namespaces joined by a virtual cable, with one or two ranks each, which communicate over TCP."""
 import os
 import shutil
 import signal
@@ -7,7 +7,10 @@ import time
 import unittest
 
 from test_ranks import EIGHT, MPI_ENVIRONMENT, is_gone
-from trainer import TRAINER, TrainerTest, trainers_in
+from test_simulated import SIMULATED
+from test_simulated_ranks import FOUR, PORT
+from test_supervise import ENDLESS
+from trainer import ENVIRONMENT, FROM_TERMINAL, TRAINER, TrainerTest, trainers_in, wait_until
 
 # Replaces ssh for mpirun: HOST COMMAND...
 AGENT = """#!/bin/sh
@@ -51,13 +54,16 @@ class TwoNodes(TrainerTest):
         network = ["--mca", "plm_rsh_agent", str(self.dir / "agent"), "--mca", "btl", "tcp,self"]
         for layer in ("btl_tcp_if_include", "oob_tcp_if_include"):
             network += ["--mca", layer, "10.77.0.0/24"]
-        self.command = ["ip", "netns", "exec", names[0], "mpirun", *network, "--host", "10.77.0.1:1,10.77.0.2:1",
-                        "-np", "2", TRAINER]
+        self.names, self.network = names, network
 
-    def start(self, **changes):
+    def start(self, *flags, ranks=2, **changes):
+        """Starts half of the ranks on each node with mpirun, with --supervise under a supervisor on the first."""
+        hosts = ",".join(f"10.77.0.{node}:{ranks // 2}" for node in (1, 2))
+        mpirun = ["mpirun", *self.network, "--host", hosts, "-np", str(ranks)]
         config = self.write_config(**changes)
-        process = subprocess.Popen([*self.command, config], cwd=self.dir, env=MPI_ENVIRONMENT, text=True,
-                                   stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        command = [TRAINER, config, *flags, "--", *mpirun] if flags else [*mpirun, TRAINER, config]
+        process = subprocess.Popen(["ip", "netns", "exec", self.names[0], *command], cwd=self.dir, env=MPI_ENVIRONMENT,
+                                   text=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, **FROM_TERMINAL)
         self.addCleanup(process.kill)
         return process
 
@@ -72,18 +78,62 @@ class TwoNodes(TrainerTest):
                 self.assertEqual(self.records(f"two_{stage}"), self.records("one"))
                 self.assertEqual(self.logical_state(20, f"two_{stage}"), self.logical_state(20, "one"))
 
-    def test_a_cut_cable_ends_both_nodes_in_time(self):
-        process = self.start(train_max_steps=100000, train_total_batch_tokens=120, parallel_silence_s=3)
-        self.wait_for_steps()
-        ranks = trainers_in(self.dir)
-        self.assertEqual(len(ranks), 2)
+    def cut(self, ranks, program=TRAINER):
+        """Cuts the cable, waits until all ranks have ended and repairs it."""
+        pids = trainers_in(self.dir, program)
+        self.assertEqual(len(pids), ranks)
         ip(*self.cable, "down")
-        deadline = time.monotonic() + 20
-        while not all(map(is_gone, ranks)):
-            self.assertLess(time.monotonic(), deadline, "a rank is still running")
-            time.sleep(0.05)
+        wait_until(lambda: all(map(is_gone, pids)), "a rank is still running", 20)
         ip(*self.cable, "up")
-        process.send_signal(signal.SIGTERM)  # mpirun waits forever for the other node's daemon
+
+    def test_a_cut_cable_ends_both_nodes_in_time(self):
+        """The cable carries the messages of data ranks or of stages; the others stay on a node."""
+        for ranks, others, changes in ((2, "rank 1", {}),
+                                       (4, r"rank [23] \(data 1, tensor [01]\)", dict(parallel_tensor=2)),
+                                       (4, r"rank [23] \(data 0, pipeline 1, tensor [01]\)",
+                                        dict(parallel_pipeline=2, parallel_tensor=2))):
+            with self.subTest(ranks=ranks, **changes):
+                shutil.rmtree(self.dir / "run", ignore_errors=True)
+                process = self.start(ranks=ranks, train_max_steps=100000, train_total_batch_tokens=120, model_n_head=4,
+                                     parallel_silence_s=3, **changes)
+                self.wait_for_steps()
+                self.cut(ranks)
+                process.send_signal(signal.SIGTERM)  # mpirun waits forever for the other node's daemon
+                self.assertRegex(process.communicate(timeout=60)[1], others + r" on \S+ \(pid \d+\) .*no heartbeat")
+
+    def test_a_grid_continues_after_the_cable_is_repaired(self):
+        changes = dict(ENDLESS, train_total_batch_tokens=120, model_n_head=4, checkpoint_every_steps=10,
+                       parallel_silence_s=3, parallel_pipeline=2, parallel_tensor=2)
+        process = self.start("--supervise", ranks=4, **changes)
+
+        def newest():
+            return max((int(path.name[5:]) for path in (self.dir / "run/checkpoints").glob("step_*")), default=0)
+
+        wait_until(newest, "no checkpoint")
+        self.cut(4)
+        before = newest()
+        wait_until(lambda: newest() > before, "the run has not continued")
+        process.send_signal(signal.SIGTERM)
         said = process.communicate(timeout=60)[1]
-        self.assertIn("rank 1", said)
-        self.assertIn("no heartbeat", said)
+        self.assertEqual(process.returncode, 75, said)
+        self.assertEqual(said.count("restarting in 1 s"), 1, said)
+        self.assertRegex(said, r"rank [23] \(data 0, pipeline 1, tensor [01]\) on \S+ \(pid \d+\) .*no heartbeat")
+        self.assertEqual([subprocess.check_output(["ip", "netns", "pids", name]) for name in self.names], [b"", b""])
+
+    def test_the_exit_codes_of_nodes_without_mpirun(self):
+        """Simulated GPUs, whose messages do not need the cable. Each node reports a rank of the other one."""
+        config = self.write_config(**dict(FOUR, train_max_steps=100000, train_total_batch_tokens=40, model_n_head=4),
+                                   parallel_silence_s=3, parallel_tensor=2)
+        nodes = [subprocess.Popen(["ip", "netns", "exec", name, "unshare", "--uts", "sh", "-c",
+                                   f'hostname node{node} && exec "$@"', "sh", SIMULATED, "--nproc", "2",
+                                   "--node", f"{node}/2", "--master", f"10.77.0.1:{PORT}", config],
+                                  cwd=self.dir, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+                                  env={**ENVIRONMENT, "OMP_NUM_THREADS": "1"}) for node, name in enumerate(self.names)]
+        for process in nodes:
+            self.addCleanup(process.kill)
+        self.wait_for_steps()
+        self.cut(4, SIMULATED)
+        for node, process in enumerate(nodes):
+            said = process.communicate(timeout=60)[1]
+            self.assertIn(process.returncode, (76, 80), said)
+            self.assertRegex(said, rf"rank \d \(data {1 - node}, tensor [01]\) on node{1 - node} \(pid \d+\)")

@@ -12,6 +12,7 @@ import unittest
 
 import test_grid
 import test_ranks
+from test_stragglers import rank_of
 from trainer import TrainerTest, trainers_in
 
 LONG = test_grid.LONG
@@ -153,19 +154,24 @@ class Pipeline(TrainerTest):
                         (self.dir / "run" / "metrics.jsonl").read_text().splitlines()]
                 self.assertEqual(sent[1], micro_steps * whole)  # of rank 0, whose only neighbor is the next stage
 
-    def check_killed_rank(self, ranks, place, **changes):
-        """Kills the last rank; the others must report it with this text of its place."""
-        config = self.write_config(**changes, train_max_steps=10**6)
+    def check_lost_rank(self, rank, number, place, ranks=4, **changes):
+        """Sends this signal to a rank; the others must report it with this text of its place."""
+        shutil.rmtree(self.dir / "run", ignore_errors=True)
+        config = self.write_config(**changes, train_max_steps=10**6, parallel_silence_s=3)
         process = subprocess.Popen(test_ranks.mpirun(ranks, config), cwd=self.dir, stdout=subprocess.DEVNULL,
                                    stderr=subprocess.PIPE, text=True, env=test_ranks.MPI_ENVIRONMENT)
         self.addCleanup(process.kill)
         self.wait_for_steps()
-        pids = trainers_in(self.dir)
-        os.kill(pids[-1], signal.SIGKILL)
-        self.check_end(process, pids, pids[-1], 20, (76, 128 + 9), place)
+        pids = sorted(trainers_in(self.dir), key=rank_of)
+        os.kill(pids[rank], number)
+        codes = (76, 128 + 9) if number == signal.SIGKILL else (76, 80, 128 + 9)
+        self.check_end(process, pids, pids[rank], 30, codes, f"rank {rank} {place} on ")
 
-    def test_a_killed_rank_is_reported_with_its_place(self):
-        self.check_killed_rank(4, "(data 0, pipeline 1, tensor 1)", parallel_pipeline=2, parallel_tensor=2, **SHAPE)
+    def test_a_lost_rank_is_reported_with_its_place(self):
+        for rank, number in [(3, signal.SIGKILL), *((rank, signal.SIGSTOP) for rank in range(4))]:
+            with self.subTest(rank=rank, number=number):
+                self.check_lost_rank(rank, number, f"(data 0, pipeline {rank // 2}, tensor {rank % 2})",
+                                     parallel_pipeline=2, parallel_tensor=2, **SHAPE)
 
     def test_layouts_that_do_not_divide_the_model(self):
         for ranks, changes, words in [
