@@ -28,6 +28,10 @@ SAMPLE, FORMATS = GRID + "test_sample_divides_the_layers", GRID + "test_weights_
 
 SHARED, OPTIMIZERS = GRID + "test_ranks_share_key_value_heads", GRID + "test_optimizers"
 FACTORS, SHAPE = "model/factors.cpp", "model/shape.h"
+CONTROL, NCCL = "runtime/cluster/control_channel.cpp", "kernels/cuda/comm_nccl.cu"
+LOST_OF_STAGES, LOST_OF_RING = (test + "test_a_lost_rank_is_reported_with_its_place" for test in (PIPELINE, RING))
+CUT = "simulated: test_network.TwoNodes.test_the_exit_codes_of_nodes_without_mpirun"
+CALLS = "simulated: test_simulated_ranks.SimulatedRanks.test_calls_of_a_grid_that_fail_hang_or_differ"
 STRAGGLERS, SLOW = "runtime/cluster/stragglers.cpp", "test_cpu: [stragglers]"
 MEASURED, BALANCED = "commands/plan_measured.cpp", "test_cpu: [plan_measured]"
 SLOW_RANK = "program: test_stragglers.Stragglers.test_a_slow_rank_is_named_and_recovers"
@@ -513,4 +517,22 @@ FAULTS = [
      FORMATS),
     ("training/models/model_io.cpp", "the tensors of other stages are unknown",
      "if (std::ranges::find(whole, entry.name, &NamedTensor::name) != whole.end()) return;", "", FORMATS),
+    # ---- lost ranks and failed messages
+    (BASE, "a rank is named without its stage", "std::to_string(place.pipeline)", "std::to_string(place.data)",
+     LOST_OF_STAGES),
+    (BASE, "a rank is named with its part of the sequences as its samples'",
+     "std::to_string(place.context)", "std::to_string(place.data)", LOST_OF_RING),
+    (CONTROL, "each rank has the name of rank 0's place", "settings.grid.text_of(peer.member.rank);",
+     "settings.grid.text_of(0);", LOST_OF_STAGES),
+    (CONTROL, "a silent rank 0 goes unnoticed", ": find_silent_rank(ranks_, settings_.silence_s, now);",
+     ": std::optional<EndOfRun>();", CUT),
+    (NCCL, "a message that cannot be sent is ignored",
+     "note(ncclSend(message.data, message.bytes, ncclUint8, message.rank, comm_, stream_), \"ncclSend\");",
+     "ncclSend(message.data, message.bytes, ncclUint8, message.rank, comm_, stream_);", CALLS),
+    (NCCL, "a message that cannot be received is ignored",
+     "note(ncclRecv(message.data, message.bytes, ncclUint8, message.rank, comm_, stream_), \"ncclRecv\");",
+     "ncclRecv(message.data, message.bytes, ncclUint8, message.rank, comm_, stream_);", CALLS),
+    (NCCL, "each group numbers its collectives", "number_ = ++all_.collectives_", "number_ = ++collectives_", CALLS),
+    (NCCL, "errors are named with the rank in the group", "in %s (collective %llu): %s\", settings_.rank, call",
+     "in %s (collective %llu): %s\", rank_, call", CALLS),
 ]

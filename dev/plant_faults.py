@@ -61,7 +61,7 @@ SECONDS = 300  # for one witness; a deadlock is reported much sooner
 
 def named_witness(text):
     """The same for "test_cpu: NAMES", "test_simt: NAMES --OPTION N", "ptx_text", "exchange: NAMES", "program: NAMES",
-    "faults: NAMES"."""
+    "simulated: NAMES", "faults: NAMES"."""
     kind, _, names = text.partition(": ")
     if kind in ("test_cpu", "test_simt"):
         names, *options = names.split(" --")
@@ -70,6 +70,8 @@ def named_witness(text):
         return text, ["ptx_probe_text", "ptx_probe_simt"], [*PROGRAM, "test_ptx_text"]
     if kind == "exchange":
         return text, ["exchange_cpu", "exchange_simt"], [*PROGRAM, *names.split()]
+    if kind == "simulated":
+        return text, ["train_gpt_simt", "train_gpt_cpu"], [*PROGRAM, *names.split()]
     if kind == "program":
         return text, ["train_gpt_cpu"], [*PROGRAM, *names.split()]
     return text, ["train_gpt_cpu", "inject.so", "crash_states"], [sys.executable, "test/faults", *names.split()]
