@@ -105,7 +105,7 @@ $(BUILD)/fuzzed/fuzzer: $(filter-out $(MUTATIONS),$(call parsers_and_rest,fuzzed
 	clang++ $(SANITIZED) -fsanitize=fuzzer $(WRAPPED) -o $@ $^ $(CPU_LIBS) -lgomp
 $(BUILD)/replay/%.cpp.o: %.cpp
 	@mkdir -p $(@D)
-	$(CXX) $(CXXFLAGS) $(SANITIZED) -Wno-maybe-uninitialized -O1 -c -o $@ $<
+	$(CXX) $(CXXFLAGS) $(SANITIZED) -Wno-maybe-uninitialized -Og -c -o $@ $<
 IGNORED := test/fuzz/ignored.txt
 FUZZED  := $(SANITIZED) -fsanitize=fuzzer-no-link -fsanitize-ignorelist=$(IGNORED) \
   -fsanitize-coverage-ignorelist=$(IGNORED)
@@ -149,13 +149,13 @@ $(BUILD)/simt_core/%.o: %; $(call simt_compile,-O2)
 $(BUILD)/simt/%.o: %;      $(call simt_compile,-O2 -fsanitize=alignment)
 $(BUILD)/simt_text/%.o: %; $(call simt_compile,-O1)
 $(BUILD)/simt_tsan/%.o: %; $(call simt_compile,-O1 -fsanitize=thread -fsanitize=alignment)
-$(BUILD)/simt_asan/%.o: %; $(call simt_compile,-O1 -fsanitize=address -fsanitize=undefined -fsanitize-recover=address \
+$(BUILD)/simt_asan/%.o: %; $(call simt_compile,-Og -fsanitize=address -fsanitize=undefined -fsanitize-recover=address \
                              -Wno-maybe-uninitialized)
 
 # wgmma and setmaxnreg exist only in sm_90a.
 $(call object,test/ptx_probe/hopper.cu test/ptx_probe/tensor_copies.cu): GENCODE = -gencode=arch=compute_90a,code=sm_90a
-# ref:: has loops; the other code of tests runs once.
-$(call object,$(filter-out test/reference/%,$(TEST_SOURCES))): OPT = -O1
+# ref:: has loops; the other code of tests runs once. g++ compiles it with -Og in 2/3 of the time of -O1.
+$(call object,$(filter-out test/reference/%,$(TEST_SOURCES))): OPT = -Og
 
 programs: $(PROGRAMS)  ## all programs that this machine can build: trainers, tests, benchmarks, probes
 gpu-programs: $(addprefix $(BUILD)/,$(GPU_PROGRAMS))  ## those that need nvcc, for every GPU of ARCH

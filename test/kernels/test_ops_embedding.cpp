@@ -160,7 +160,7 @@ TEMPLATE_TEST_CASE("embedding_forward: the parts sum to the whole's bits", "[ops
                                            .positions = kind == 2 ? positions.on(device) : nullptr,
                                            .starts = s.starts};
             ops::embedding_forward(op, Stream());
-            for (int n : {1, 2, 4}) {
+            for (int n : {1, 4}) {
                 INFO(n << " parts");
                 check_same_bits(out, sum_of_parts<T>(s, op, n, "out"));
             }
