@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "commands/command_line.h"
+#include "commands/layouts.h"
 #include "runtime/performance/performance.h"
 #include "test/support/expect_error.h"
 
@@ -385,25 +386,31 @@ TEST_CASE("scaling: inputs that cannot be predicted are rejected", "[scaling]") 
     expect_error(Exit::internal, {"must be positive"}, [&] { predict_scaling(in); });
 }
 
-TEST_CASE("scaling: the table shows its assumptions and a row per stage", "[scaling]") {
+TEST_CASE("scaling: the table shows its assumptions and a row per layout", "[scaling]") {
     ScalingInputs in = on_gpus(512, k1558M, 4096);
-    in.micro_steps = 2;
-    const std::string table = scaling_table(in, {200 * 0x1p30, 20 * 0x1p30, 15.5 * 0x1p30, 0});
+    std::vector<PlannedLayout> layouts;
+    Config config;
+    const double gib[] = {15.5, 20, 30, 200};
+    for (const int zero_stage : {3, 2, 1, 0}) {
+        config.parallel.zero_stage = in.zero_stage = zero_stage;
+        layouts.push_back({config, {.data = 512}, 0, gib[layouts.size()] * 0x1p30, predict_step(in)});
+    }
+    config.parallel.zero_stage = 2;
+    const std::string table = layout_table(layouts, config, in);
     INFO(table);
-    const StepPrediction stage = predict_scaling(in)[2];
+    const StepPrediction& stage = layouts[1].step;
     for (const std::string& words :
          {std::string("512 H200 SXM on 64 nodes"), std::string("NVLink 450 GB/s, network 50 GB/s"),
-          std::string("4194304 tokens per step, 8192 per GPU in 2 micro-steps"), std::string("57 % of 989.4 TFLOP/s"),
-          std::string("200.00*"), std::string("15.50 "), std::string("more than the 141 GiB"),
-          ms(stage.communication.nvlink_s, 2), ms(stage.communication.net_s, 2), ms(stage.exposed_s, 2),
-          ms(stage.slowdown_s, 2), ms(stage.step_s, 2), format("%.0f", stage.tokens_per_s),
-          percent(stage.efficiency, 1) + " %"}) {
+          std::string("57 % of 989.4 TFLOP/s"), std::string("4 layouts of 512 H200 SXM; 1 need more than"),
+          std::string("141 GiB"), std::string(" 15.5 "), std::string(" %  too large\n"),
+          std::string(" %  configured\n"), ms(stage.communication.nvlink_s, 2), ms(stage.communication.net_s, 2),
+          ms(stage.exposed_s, 2), ms(stage.compute_s + stage.slowdown_s + stage.update_s, 2), ms(stage.step_s, 2),
+          format("%.0f", stage.tokens_per_s), percent(stage.efficiency, 1) + " %"}) {
         INFO(words);
         CHECK(table.find(words) != std::string::npos);
     }
     in.gpus = 1;
-    in.micro_steps = 1;
-    const std::string alone = scaling_table(in, {});
+    const std::string alone = layout_table({{config, {}, 0, 0, predict_step(in)}}, config, in);
     CHECK(alone.find("1 node;") != std::string::npos);
     CHECK(alone.find("network 50") == std::string::npos);
     CHECK(alone.find("*") == std::string::npos);
