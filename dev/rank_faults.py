@@ -172,4 +172,9 @@ FAULTS = [
      "are_aligned(1, {op.own, op.others})"),
     (TREE_SUM, "the parts may differ in type", "    ops::storage_type(\"tree_sum\", {op.own, op.others});\n", ""),
     (TREE_SUM, "the tail is a whole pack", "&& op.count % kSize == 0;", ";"),
+    # ---- evaluation
+    ("commands/command_line.cpp", "ranks evaluate different checkpoints",
+     "ranks.control().require_same(format(\"step %d of run %s\", state.step, state.run_id.c_str()),",
+     "static_cast<void>(format(\"step %d of run %s\", state.step, state.run_id.c_str()),",
+     "program: test_ranks.Ranks.test_ranks_with_different_checkpoints_are_reported"),
 ]

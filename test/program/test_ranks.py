@@ -324,6 +324,19 @@ class Ranks(TrainerTest):
         self.assertIn("the digest of data.train differs between ranks", result.stderr)
         self.assertFalse((self.dir / "run").exists())
 
+    def test_ranks_with_different_checkpoints_are_reported(self):
+        """The newest checkpoint of the first rank's run is one step ahead."""
+        self.run_trainer(self.write_config(train_max_steps=2, checkpoint_every_steps=1, checkpoint_keep=2))
+        shutil.copytree(self.dir / "run", self.dir / "elsewhere/run")
+        shutil.rmtree(self.step_dir(2, "elsewhere/run"))
+        for name in ("sample", "eval"):
+            options = ["-np", "1", TRAINER, name, "run"]
+            command = ["mpirun", *options, ":", "-wdir", self.dir / "elsewhere", *options]
+            result = subprocess.run(command, cwd=self.dir, capture_output=True, text=True, timeout=60,
+                                    env=MPI_ENVIRONMENT)
+            self.assertEqual(result.returncode, 78, result.stderr)
+            self.assertRegex(result.stderr, r"the checkpoint differs between ranks: .*step [12] of .*step [12] of run")
+
     def test_ranks_that_mpi_treats_as_single_processes(self):
         """Ranks started by torchrun, or by srun without PMI, report the correct way to start them."""
         torchrun = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "9"}
