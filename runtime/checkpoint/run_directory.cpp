@@ -37,10 +37,11 @@ DirectoryLock open_run_directory(const std::string& path, StartMode mode) {
     sync_directory(directory_of(run_dir));
     DirectoryLock lock(run_dir);
     // Check again: another process may have used the directory before this one got the lock.
-    const RunDirState state = state_of_run_dir(run_dir);
-    check_start(mode, state, run_dir);
-    remove_temporary_files(run_dir);
-    if (mode == StartMode::fresh && state == RunDirState::occupied) {
+    lock.guard([&] {
+        check_start(mode, state_of_run_dir(run_dir), run_dir);
+        remove_temporary_files(run_dir);
+    });
+    if (mode == StartMode::fresh && state_of_run_dir(run_dir) == RunDirState::occupied) {
         rename_path(run_dir, first_unused(run_dir + ".old-"));
         make_directories(run_dir);
         sync_directory(directory_of(run_dir));

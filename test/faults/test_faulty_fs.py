@@ -161,8 +161,9 @@ class FaultyDisk(Campaign):
     def test_a_run_directory_moved_while_a_run_starts(self):
         """The directory is not mistaken for an empty one, and the run continues once it is back."""
         self.half_a_run()
-        for call, path in (("open", "*/step_00000006/MANIFEST.json"), ("open", "*/run/metrics.jsonl"),
-                           ("fsync", "*/run/samples.jsonl"), ("rename", "*/run/config.json*")):
+        for call, path in (("opendir", "*/run"), ("open", "*/step_00000006/MANIFEST.json"),
+                           ("open", "*/run/metrics.jsonl"), ("fsync", "*/run/samples.jsonl"),
+                           ("rename", "*/run/config.json*")):
             with self.subTest(call, path=path):
                 self.disk.inject(f"call={call},path={path},times=all,action=hang:2")
                 process = subprocess.Popen(self.command("run", "--auto"), cwd=self.disk.at, stdout=subprocess.DEVNULL,
