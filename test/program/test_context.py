@@ -74,9 +74,7 @@ class Context(TrainerTest):
         self.assertEqual(self.logical_state(4, "second"), self.logical_state(4, "first"))
         for target in (Layout(2, 2, zero=2), ONE, Layout(1, 2, 2, zero=2), Layout(4, zero=1)):
             with self.subTest(target=target):
-                shutil.rmtree(self.dir / "to", ignore_errors=True)
-                shutil.copytree(self.dir / "first", self.dir / "to")
-                shutil.rmtree(self.step_dir(4, "to"))
+                self.copy_run("first", 4)
                 self.train_as(target, "--resume", run_dir="to", **changes)
                 if target == Layout(2, 2, zero=2):
                     self.assertEqual(self.records("to"), self.records("first"))

@@ -125,9 +125,7 @@ class Grid(TrainerTest):
                 self.check_losses(run, one, limit)
                 # Each continues the other's third step.
                 for source, target, options in ((one, grid, family), (run, (1, 1, 0), alone)):
-                    shutil.rmtree(self.dir / "to", ignore_errors=True)
-                    shutil.copytree(self.dir / source, self.dir / "to")
-                    shutil.rmtree(self.step_dir(6, "to"))
+                    self.copy_run(source, 6)
                     self.train_on_grid(target, "--resume", run_dir="to", **changes, **options)
                     self.check_losses("to", one, limit)
 
@@ -174,8 +172,7 @@ class Grid(TrainerTest):
             shutil.rmtree(self.step_dir(4, "from{}{}{}".format(*grid)))
         for source, target in itertools.permutations(grids, 2):
             with self.subTest(source=source, target=target):
-                shutil.rmtree(self.dir / "to", ignore_errors=True)
-                shutil.copytree(self.dir / "from{}{}{}".format(*source), self.dir / "to")
+                self.copy_run("from{}{}{}".format(*source))
                 self.train_on_grid(target, "--resume", run_dir="to", **changes)
                 self.check_losses("to", "one")
 
@@ -209,9 +206,7 @@ class Grid(TrainerTest):
                     self.check_state(run, one, 4, 1e-3)
             for source, grid in ((one, (4, 1, 0)), (run, (1, 2, 1))):
                 with self.subTest(optimizer=optimizer, source=source, grid=grid):
-                    shutil.rmtree(self.dir / "to", ignore_errors=True)
-                    shutil.copytree(self.dir / source, self.dir / "to")
-                    shutil.rmtree(self.step_dir(4, "to"))
+                    self.copy_run(source, 4)
                     self.train_on_grid(grid, "--resume", run_dir="to", **changes)
                     self.check_losses("to", one)
                     self.check_state("to", one, 4, 1e-3)
@@ -246,9 +241,7 @@ class Grid(TrainerTest):
                         self.assertEqual(self.logical_state(6, run), self.logical_state(6, first))
             for source, grid in ((first, (2, 2, 3)), (one, (2, 2, 1)), (run, (1, 2, 1))):
                 with self.subTest(source=source, grid=grid):
-                    shutil.rmtree(self.dir / "to", ignore_errors=True)
-                    shutil.copytree(self.dir / source, self.dir / "to")
-                    shutil.rmtree(self.step_dir(6, "to"))
+                    self.copy_run(source, 6)
                     self.train_on_grid(grid, "--resume", run_dir="to", **changes)
                     self.check_losses("to", one, limit)
                     if source == first:

@@ -119,8 +119,7 @@ class Pipeline(TrainerTest):
             shutil.rmtree(self.step_dir(4, f"from{number}"))
         for source, target in itertools.permutations(range(len(layouts)), 2):
             with self.subTest(source=layouts[source], target=layouts[target]):
-                shutil.rmtree(self.dir / "to", ignore_errors=True)
-                shutil.copytree(self.dir / f"from{source}", self.dir / "to")
+                self.copy_run(f"from{source}")
                 self.train_as(layouts[target], "--resume", run_dir="to", **changes)
                 self.check_losses("to", "from0")
 

@@ -144,6 +144,13 @@ class TrainerTest(unittest.TestCase):
     def step_dir(self, step, run="run"):
         return self.dir / run / "checkpoints" / f"step_{step:08d}"
 
+    def copy_run(self, source, step=0):
+        """Copies a run to `to`, without its checkpoint of the step."""
+        shutil.rmtree(self.dir / "to", ignore_errors=True)
+        shutil.copytree(self.dir / source, self.dir / "to")
+        if step:
+            shutil.rmtree(self.step_dir(step, "to"))
+
     def manifest(self, step, run="run"):
         return json.loads((self.step_dir(step, run) / "MANIFEST.json").read_text())
 
