@@ -25,9 +25,8 @@ RunDirState state_of_run_dir(const std::string& run_dir) {
         return RunDirState::absent;
     if (error == std::errc::filename_too_long) fail(Exit::cannot_create, "run.dir %s: %s", run_dir, error.message());
     if (!directory_exists(run_dir)) fail(Exit::cannot_create, "run.dir %s is not a directory", run_dir);
-    auto names = list_directory(run_dir);
-    bool is_empty = std::all_of(names.begin(), names.end(), [](const std::string& name) { return name == kLockName; });
-    return is_empty ? RunDirState::empty : RunDirState::occupied;
+    const auto is_lock = [](const std::string& name) { return name == kLockName; };
+    return std::ranges::all_of(list_directory(run_dir), is_lock) ? RunDirState::empty : RunDirState::occupied;
 }
 
 DirectoryLock open_run_directory(const std::string& path, StartMode mode) {
@@ -37,11 +36,12 @@ DirectoryLock open_run_directory(const std::string& path, StartMode mode) {
     sync_directory(directory_of(run_dir));
     DirectoryLock lock(run_dir);
     // Check again: another process may have used the directory before this one got the lock.
+    RunDirState state = {};
     lock.guard([&] {
-        check_start(mode, state_of_run_dir(run_dir), run_dir);
+        check_start(mode, state = state_of_run_dir(run_dir), run_dir);
         remove_temporary_files(run_dir);
     });
-    if (mode == StartMode::fresh && state_of_run_dir(run_dir) == RunDirState::occupied) {
+    if (mode == StartMode::fresh && state == RunDirState::occupied) {
         rename_path(run_dir, first_unused(run_dir + ".old-"));
         make_directories(run_dir);
         sync_directory(directory_of(run_dir));

@@ -183,11 +183,12 @@ struct StepPrediction {
 // parameters. A pass with c seconds of compute and t seconds of overlapping collectives takes max(t, c +
 // overlap_slowdown t), because it computes more slowly while they run.
 //
-// The gathers and sums of tensor parallelism, PassWork::collectives, do not overlap with compute; the ring of context
-// parallelism overlaps with attention. A stage of a pipeline begins a pass when its input has arrived; the bubble
-// follows from the times of all passes of all stages in the order of the schedule. The step ends when the last stage
-// has reduced its gradients and, at the end, updated its parameters. Not modeled: the time that a sharded optimizer
-// saves (up to 1 %), the sum of a tied embedding's gradients over two stages, stragglers, data loading, checkpoints.
+// The gathers and sums of tensor parallelism, PassWork::collectives, count as exposed, although the backward passes of
+// qkv and fc overlap theirs with GEMMs; the ring of context parallelism overlaps with attention. A stage of a pipeline
+// begins a pass when its input has arrived; the bubble follows from the times of all passes of all stages in the order
+// of the schedule. The step ends when the last stage has reduced its gradients and, at the end, updated its parameters.
+// Not modeled: the time that a sharded optimizer saves (up to 1 %), the sum of a tied embedding's gradients over two
+// stages, the exchange of a key/value head that ranks share, stragglers, data loading, checkpoints.
 StepPrediction predict_step(const ScalingInputs& in);
 
 // ---- GPU sensors ----------------------------------------------------------------------------------------------------
