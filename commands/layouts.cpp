@@ -11,6 +11,18 @@
 #include "model/plan.h"
 #include "training/models/model_io.h"
 
+std::vector<GptOptions> options_of_stages(const Config& config, const Grid& grid) {
+    std::vector<GptOptions> stages;
+    for (int stage = 0; stage < grid.pipeline; stage++)
+        stages.push_back(gpt_options(config, grid, grid.rank_of({.pipeline = stage})));
+    // The search for balanced stages takes long: it is done once.
+    std::vector<int> layers;
+    if (grid.pipeline > 1)
+        for (const LayerRange& range : layer_ranges(stages[0])) layers.push_back(range.count);
+    for (GptOptions& stage : stages) stage.pipeline.layers = layers;
+    return stages;
+}
+
 namespace {
 
 constexpr double kGiB = 0x1p30;
@@ -32,29 +44,16 @@ void add_buckets(const TensorLayout& layout, std::vector<PartWork>& parts) {
     }
 }
 
-std::vector<GptOptions> options_of_stages(const Config& config, const Grid& grid) {
-    std::vector<GptOptions> stages;
-    for (int stage = 0; stage < grid.pipeline; stage++)
-        stages.push_back(gpt_options(config, grid, grid.rank_of({.pipeline = stage})));
-    // The search for balanced stages takes long: it is done once.
-    std::vector<int> layers;
-    if (grid.pipeline > 1)
-        for (const LayerRange& range : layer_ranges(stages[0])) layers.push_back(range.count);
-    for (GptOptions& stage : stages) stage.pipeline.layers = layers;
-    return stages;
-}
-
 // Finds the stage that needs the most memory. Of successive stages with equal parts between the first and the last
 // stage, one at an end needs the most.
 void add_memory(PlannedLayout& layout, const std::vector<GptOptions>& stages) {
-    std::vector<std::vector<int>> counts;
-    for (const GptOptions& stage : stages) {
-        counts.emplace_back();
-        for (const LayerRange& range : own_layers(stage)) counts.back().push_back(range.count);
-    }
+    const auto are_equal = [&](size_t a, size_t b) {
+        return std::ranges::equal(own_layers(stages[a]), own_layers(stages[b]), {}, &LayerRange::count,
+                                  &LayerRange::count);
+    };
     for (size_t i = 0; i < stages.size(); i++) {
         const bool is_inside = i >= 2 && i + 2 < stages.size();
-        if (is_inside && counts[i] == counts[i - 1] && counts[i] == counts[i + 1]) continue;
+        if (is_inside && are_equal(i, i - 1) && are_equal(i, i + 1)) continue;
         const auto bytes = double(planned_bytes(stages[i]));
         if (bytes > layout.memory_bytes) layout.memory_bytes = bytes, layout.largest_stage = int(i);
     }

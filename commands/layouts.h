@@ -2,6 +2,7 @@
 // configuration allows, plans the memory of each and predicts its speed, for `plan` and parallel.auto.
 #pragma once
 
+#include "model/options.h"
 #include "runtime/cluster/cluster.h"
 #include "runtime/config/config.h"
 #include "runtime/performance/performance.h"
@@ -14,6 +15,9 @@ struct PlannedLayout {
     double memory_bytes = 0;  // of such a rank
     StepPrediction step;
 };
+
+// Returns the options of a rank of each stage of the pipeline.
+std::vector<GptOptions> options_of_stages(const Config& config, const Grid& grid);
 
 // Adds the run to the machine's inputs: the grid, the work of all stages and the order of their passes.
 ScalingInputs scaling_inputs(const Config& config, const ScalingInputs& machine);

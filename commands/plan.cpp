@@ -47,14 +47,6 @@ std::string export_text(const Config::Model& model) {
     }
 }
 
-// A rank of each stage of the pipeline.
-std::vector<GptOptions> stages_of(const Config& config, const Grid& grid) {
-    std::vector<GptOptions> stages;
-    for (int stage = 0; stage < grid.pipeline; stage++)
-        stages.push_back(gpt_options(config, grid, grid.rank_of({.pipeline = stage})));
-    return stages;
-}
-
 // Returns a row for each stage: the bytes of a rank, its parameters and the stage's layers.
 std::string stage_table(const std::vector<GptOptions>& stages) {
     std::string table;
@@ -79,7 +71,7 @@ void plan(const Options& options) {
     const std::string tokenizer =
         check_tokenizer(training_data(config), config.data.tokenizer, config.model.vocab_size);
     if (directory_exists(config.model.init_from)) check_source_tokenizer(config, tokenizer);
-    const std::vector<GptOptions> stages = stages_of(config, grid);
+    const std::vector<GptOptions> stages = options_of_stages(config, grid);
     const GptOptions run = *std::ranges::max_element(stages, {}, planned_bytes);
     const double flops = flops_of_token(run, run.seq_len);
 

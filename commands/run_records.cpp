@@ -28,17 +28,6 @@ void add_row(RecordTable& table, double step, const std::map<std::string, double
     for (auto& [name, values] : table.columns) values.resize(table.steps.size(), NAN);
 }
 
-std::string text_of(const JsonRecord& record, const char* key) {
-    const auto found = record.texts.find(key);
-    return found == record.texts.end() ? "" : found->second;
-}
-
-// The number of "step"; NAN if there is none.
-double step_of(const JsonRecord& record) {
-    const auto found = record.numbers.find("step");
-    return found == record.numbers.end() ? NAN : found->second;
-}
-
 }  // namespace
 
 const std::vector<double>* RecordTable::column(const std::string& name) const {
@@ -75,9 +64,9 @@ void RunRecords::read_lines(const std::string& path, bool (RunRecords::*add)(std
 
 bool RunRecords::add_record(std::string_view line) {
     const JsonRecord record = parse_record(line);
-    const double step = step_of(record);
+    const double step = record.number("step");
     if (!(step >= 0) || step != std::floor(step)) return false;
-    const std::string kind = text_of(record, "kind"), tensor = text_of(record, "skipped");
+    const std::string kind = record.text("kind"), tensor = record.text("skipped");
     if (kind.empty() || (!tables.contains(kind) && tables.size() == kMaxKinds)) return false;
     add_row(tables[kind], step, record.numbers);
     if (kind != "train") return true;
@@ -88,9 +77,9 @@ bool RunRecords::add_record(std::string_view line) {
 
 bool RunRecords::add_sample(std::string_view line) {
     const JsonRecord sample = parse_record(line);
-    const double step = step_of(sample);
-    if (!(step >= 0) || text_of(sample, "text").empty()) return false;
+    const double step = sample.number("step");
+    if (!(step >= 0) || sample.text("text").empty()) return false;
     while (!samples.empty() && samples.back().step > step) samples.pop_back();
-    samples.push_back({step, text_of(sample, "text")});
+    samples.push_back({step, sample.text("text")});
     return true;
 }

@@ -164,8 +164,7 @@ static std::string replicas_problem(const std::map<int, std::string>& digests) {
 }
 
 std::exception_ptr check_replicas_if_due(TrainingRun& run) {
-    const int every_steps = run.config.train.check_replicas_every;
-    if (run.comm.size == 1 || every_steps == 0 || run.state.step % every_steps != 0) return nullptr;
+    if (run.comm.size == 1 || !is_due(run.state.step, run.config.train.check_replicas_every)) return nullptr;
     if (run.gpt.replicated_tensors().empty()) return nullptr;
     const std::string own = digest_of_replicas(run, false);
     const std::string undivided = run.grid.tensor > 1 ? digest_of_replicas(run, true) : "";

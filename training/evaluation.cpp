@@ -11,8 +11,6 @@
 
 namespace {
 
-bool is_due(int step, int every_steps) { return every_steps > 0 && step % every_steps == 0; }
-
 // Thrown on all ranks to end an evaluation early.
 struct Stopped {};
 
@@ -75,13 +73,6 @@ void show_sample(TrainingRun& run) {
 
 }  // namespace
 
-static void use_average(TrainingRun& run) {
-    if (run.gpt.options().averages) run.gpt.use_average();
-}
-static void restore_masters(TrainingRun& run) {
-    if (run.gpt.options().averages) run.gpt.restore_masters();
-}
-
 bool evaluate_if_due(TrainingRun& run, bool must_stop) {
     TrainState::Progress& progress = run.state.progress;
     const int every_steps = run.config.eval.every_steps;
@@ -91,19 +82,20 @@ bool evaluate_if_due(TrainingRun& run, bool must_stop) {
     if (!asks && !samples) return true;
     progress.evaluation_is_due |= must_stop;
     if (must_stop) return false;
-    use_average(run);
+    const bool has_average = run.gpt.options().averages;
+    if (has_average) run.gpt.use_average();
+    bool is_complete = true;
     try {
         if (asks && run.val_loader) validate(run);
         if (asks && !run.questions.empty()) ask_questions(run);
         if (samples) show_sample(run);
-        restore_masters(run);
-        return true;
     } catch (const Stopped&) {
-        restore_masters(run);
         progress.best = best_before;
         progress.evaluation_is_due = true;
-        return false;
+        is_complete = false;
     }
+    if (has_average) run.gpt.restore_masters();
+    return is_complete;
 }
 
 bool finish_evaluation(TrainingRun& run) {

@@ -68,6 +68,9 @@ struct TrainingRun {
     }
 };
 
+// Whether an action is due after a step that happens every `every_steps` steps; 0: never.
+inline bool is_due(int step, int every_steps) { return every_steps > 0 && step % every_steps == 0; }
+
 // Fails with Exit::no_input, naming the configuration file, if model.init_from does not exist, and as
 // check_source_tokenizer() does.
 void check_init_from(const Config& config, const std::string& config_path, const std::string& tokenizer_digest);

@@ -65,8 +65,7 @@ void save_in_foreground(const TrainingRun& run, BackgroundSave::Result& result) 
 }  // namespace
 
 bool checkpoint_is_due(const TrainingRun& run) {
-    const int every_steps = run.config.checkpoint.every_steps;
-    return run.must_keep || run.is_complete() || (every_steps > 0 && run.state.step % every_steps == 0);
+    return run.must_keep || run.is_complete() || is_due(run.state.step, run.config.checkpoint.every_steps);
 }
 
 std::exception_ptr save(TrainingRun& run, bool must_succeed) {

@@ -99,10 +99,6 @@ std::optional<double> add_noise(TrainingRun& run, const StepResult& result, doub
     return noise.tokens();
 }
 
-bool is_due(const TrainingRun& run, int every_steps) {
-    return every_steps > 0 && (run.state.step + 1) % every_steps == 0;
-}
-
 }  // namespace
 
 StepVotes votes_of(TrainingRun& run, StepTimer& timer) {
@@ -195,8 +191,10 @@ StepEnd finish_step(TrainingRun& run, const StepTimer& timer, const GpuReading& 
     return {record, std::move(divergence)};
 }
 
-bool norms_are_due(const TrainingRun& run) { return is_due(run, run.config.log.norms_every_steps); }
-bool noise_scale_is_due(const TrainingRun& run) { return is_due(run, run.config.log.noise_scale_every_steps); }
+bool norms_are_due(const TrainingRun& run) { return is_due(run.state.step + 1, run.config.log.norms_every_steps); }
+bool noise_scale_is_due(const TrainingRun& run) {
+    return is_due(run.state.step + 1, run.config.log.noise_scale_every_steps);
+}
 
 void recover(TrainingRun& run, Divergence divergence) {
     end_if(run, finish_save(run));  // the save in progress may be the checkpoint to roll back to

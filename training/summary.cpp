@@ -36,12 +36,8 @@ History read_history(const std::string& path) {
         const bool is_validation = line.starts_with("{\"kind\":\"val\",");
         if (!is_step && !is_validation) return;
         const JsonRecord read = parse_record(line);
-        auto number = [&](const char* key) {
-            const auto found = read.numbers.find(key);
-            return found == read.numbers.end() ? NAN : found->second;
-        };
-        if (is_step) history.add_step(number("loss"), number("tokens_per_s"), number("step_ms"));
-        if (is_validation) history.add_validation({.step = number("step"), .loss = number("loss")});
+        if (is_step) history.add_step(read.number("loss"), read.number("tokens_per_s"), read.number("step_ms"));
+        if (is_validation) history.add_validation({.step = read.number("step"), .loss = read.number("loss")});
     });
     return history;
 }

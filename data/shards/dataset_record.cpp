@@ -28,32 +28,19 @@ public:
                     value ? printed(*value) : "missing", expected);
     }
 
-    const Json& list(const std::string& pointer) const {
+    // Returns the value, for which `is_expected` must hold.
+    const Json& read(const std::string& pointer, bool (Json::*is_expected)() const, const char* expected) const {
         const Json* value = find(pointer);
-        if (!value || !value->is_array()) reject(pointer, "a list");
+        if (!value || !(value->*is_expected)()) reject(pointer, expected);
         return *value;
     }
 
-    const Json& object(const std::string& pointer) const {
-        const Json* value = find(pointer);
-        if (!value || !value->is_object()) reject(pointer, "an object");
-        return *value;
-    }
-
-    std::string text(const std::string& pointer) const {
-        const Json* value = find(pointer);
-        if (!value || !value->is_string()) reject(pointer, "text");
-        return value->get<std::string>();
-    }
-
+    const Json& list(const std::string& pointer) const { return read(pointer, &Json::is_array, "a list"); }
+    const Json& object(const std::string& pointer) const { return read(pointer, &Json::is_object, "an object"); }
+    const Json& number(const std::string& pointer) const { return read(pointer, &Json::is_number, "a number"); }
+    std::string text(const std::string& pointer) const { return read(pointer, &Json::is_string, "text"); }
     uint64_t count(const std::string& pointer) const {
-        const Json* value = find(pointer);
-        if (!value || !value->is_number_unsigned()) reject(pointer, "a nonnegative integer");
-        return value->get<uint64_t>();
-    }
-
-    void check_number(const std::string& pointer) const {
-        if (!find(pointer)->is_number()) reject(pointer, "a number");
+        return read(pointer, &Json::is_number_unsigned, "a nonnegative integer");
     }
 
     std::vector<std::string> texts(const std::string& pointer) const {
@@ -87,7 +74,7 @@ DatasetRecord::Split read_split(const Reader& reader, const std::string& name) {
 // Checks the types of the values that no program uses.
 void check_remarks(const Reader& reader) {
     for (const char* key : {"/val_fraction", "/copies", "/bpe_dropout", "/val_begin"})
-        if (reader.find(key)) reader.check_number(key);
+        if (reader.find(key)) reader.number(key);
     for (size_t i = 0; i < reader.list("/sources").size(); i++) {
         const std::string source = "/sources/" + std::to_string(i);
         reader.text(source + "/path");

@@ -43,13 +43,10 @@ struct SchemaElement {
 SchemaElement read_schema_element(ThriftReader& reader) {
     SchemaElement element;
     reader.read_struct([&](int id, ThriftReader::Type) {
-        switch (id) {
-            case 1: element.type = reader.integer(); return true;
-            case 3: element.repetition = reader.integer(); return true;
-            case 4: element.name = reader.string(); return true;
-            case 5: element.children = reader.integer(); return true;
-            default: return false;
-        }
+        if (id != 4)
+            return reader.read_integer(id, {{1, &element.type}, {3, &element.repetition}, {5, &element.children}});
+        element.name = reader.string();
+        return true;
     });
     return element;
 }
@@ -183,17 +180,12 @@ void ParquetColumn::read_row_group(ThriftReader& reader, size_t column_index) {
                 reject_file(file_.path(), "the column is encrypted, which is not supported");
             if (!is_wanted || id != 3 || type != ThriftReader::structure) return false;
             Chunk chunk;
-            int64_t data = -1, dictionary = -1, size = -1, count = -1;
+            int64_t codec = 0, data = -1, dictionary = -1, size = -1, count = -1;
             reader.read_struct([&](int field, ThriftReader::Type) {
-                switch (field) {
-                    case 4: chunk.codec = int32_t(reader.integer()); return true;
-                    case 5: count = reader.integer(); return true;
-                    case 7: size = reader.integer(); return true;
-                    case 9: data = reader.integer(); return true;
-                    case 11: dictionary = reader.integer(); return true;
-                    default: return false;
-                }
+                return reader.read_integer(field,
+                                           {{4, &codec}, {5, &count}, {7, &size}, {9, &data}, {11, &dictionary}});
             });
+            chunk.codec = int32_t(codec);
             // Some writers store 0 if the column has no dictionary.
             const int64_t begin = dictionary > 0 ? std::min(dictionary, data) : data;
             if (begin < 4 || size < 0 || uint64_t(begin) > all.size() ||
@@ -223,37 +215,23 @@ ParquetColumn::PageHeader ParquetColumn::read_page_header(BoundedBytes& bytes) c
     PageHeader header;
     ThriftReader reader(bytes);
     auto read_data_header = [&](int id, ThriftReader::Type) {  // of a data or dictionary page
-        if (id == 1) header.value_count = reader.integer();
-        if (id == 2) header.encoding = reader.integer();
-        return id == 1 || id == 2;
+        return reader.read_integer(id, {{1, &header.value_count}, {2, &header.encoding}});
     };
     auto read_data_header_v2 = [&](int id, ThriftReader::Type type) {
-        switch (id) {
-            case 1: header.value_count = reader.integer(); return true;
-            case 4: header.encoding = reader.integer(); return true;
-            case 5: header.definition_bytes = reader.integer(); return true;
-            case 6: header.repetition_bytes = reader.integer(); return true;
-            case 7: header.is_compressed = type == ThriftReader::yes; return true;
-            default: return false;
-        }
+        if (id == 7) header.is_compressed = type == ThriftReader::yes;
+        return id == 7 || reader.read_integer(id, {{1, &header.value_count},
+                                                   {4, &header.encoding},
+                                                   {5, &header.definition_bytes},
+                                                   {6, &header.repetition_bytes}});
     };
     reader.read_struct([&](int id, ThriftReader::Type type) {
-        switch (id) {
-            case 1: header.type = reader.integer(); return true;
-            case 2: header.uncompressed_bytes = reader.integer(); return true;
-            case 3: header.compressed_bytes = reader.integer(); return true;
-            case 4: header.crc = reader.integer(); return true;
-            case 5:
-            case 7:
-                if (type != ThriftReader::structure) return false;
-                reader.read_struct(read_data_header);
-                return true;
-            case 8:
-                if (type != ThriftReader::structure) return false;
-                reader.read_struct(read_data_header_v2);
-                return true;
-            default: return false;
-        }
+        const bool is_struct = type == ThriftReader::structure;
+        if (id == 4) header.crc = reader.integer();
+        if (is_struct && (id == 5 || id == 7)) reader.read_struct(read_data_header);
+        if (is_struct && id == 8) reader.read_struct(read_data_header_v2);
+        return id == 4 || (is_struct && (id == 5 || id == 7 || id == 8)) ||
+               reader.read_integer(id,
+                                   {{1, &header.type}, {2, &header.uncompressed_bytes}, {3, &header.compressed_bytes}});
     });
     if (header.compressed_bytes < 0 || header.uncompressed_bytes < 0 || header.uncompressed_bytes > kMaxPageBytes)
         bytes.reject("states %lld bytes, %lld uncompressed; the limit is %lld bytes",

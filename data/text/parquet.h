@@ -39,7 +39,6 @@ private:
     void read_dictionary(const PageHeader& header, std::string_view content);
     void open_data_page(const PageHeader& header, std::string_view content, std::string_view levels);
     std::string_view decompressed(std::string_view bytes, int64_t size, int32_t codec, std::string& buffer) const;
-    void decode_levels(std::string_view encoded, uint32_t count);
     std::string_view plain_value();
 
     MappedFile file_;

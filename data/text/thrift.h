@@ -78,6 +78,15 @@ public:
         return int64_t(zigzag >> 1) ^ -int64_t(zigzag & 1);
     }
     std::string_view string() { return bytes_.take(bytes_.varint()); }
+    // Reads the integer of a field if its id is listed. Returns false for other fields, for which it reads nothing.
+    bool read_integer(int id, std::initializer_list<std::pair<int, int64_t*>> fields) {
+        for (const auto& [listed, value] : fields) {
+            if (listed != id) continue;
+            *value = integer();
+            return true;
+        }
+        return false;
+    }
 
     void skip(Type type) {
         switch (type) {

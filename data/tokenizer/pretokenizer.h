@@ -88,7 +88,6 @@ private:
         uint8_t length;  // bytes
         bool is(int kinds) const { return kind != invalid && (kind & kinds) != 0; }
     };
-    struct Pattern;
     using Visit = std::function<void(std::string_view)>;
 
     void split_from(size_t step, std::string_view text, const Visit& visit);

@@ -138,6 +138,8 @@ public:
 
     const std::string& directory() const { return directory_; }
     const Manifest& manifest() const { return manifest_; }
+    // The configuration with which it was saved. Fails as parse_config() does.
+    Config config() const { return parse_config(manifest_.info.config, directory_ + "/MANIFEST.json"); }
 
     // Copies this rank's part of each tensor to the device, and verifies the checksums again while reading. Before the
     // first copy, fails with Exit::data, naming the tensor, if a listed tensor is missing or has another type or shape,

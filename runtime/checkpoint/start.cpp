@@ -25,15 +25,11 @@ std::optional<Checkpoint> checkpoint_to_resume(const std::string& run_dir, const
     return newest;
 }
 
-Config saved_config(const Checkpoint& checkpoint) {
-    return parse_config(checkpoint.manifest().info.config, checkpoint.directory() + "/MANIFEST.json");
-}
-
 void refuse_changes(const Checkpoint& checkpoint, const Config& config, const std::string& dataset_digest) {
     const TrainState& info = checkpoint.manifest().info;
-    const Config saved = saved_config(checkpoint);
     std::string changes;
-    for (const std::string& difference : config_differences(saved, config)) changes += "\n  " + difference;
+    for (const std::string& difference : config_differences(checkpoint.config(), config))
+        changes += "\n  " + difference;
     if (dataset_digest != info.dataset_digest)
         changes += "\n  data.train: the files or weights differ from the ones used for training so far";
     if (!changes.empty())
@@ -74,7 +70,7 @@ RunStart start_run(const Config& config, const StartRequest& request, const std:
         state = start.checkpoint->manifest().info;
         state.parent_step = state.step;
         // A new limit needs a new decision.
-        if (saved_config(*start.checkpoint).train.max_minutes != config.train.max_minutes)
+        if (start.checkpoint->config().train.max_minutes != config.train.max_minutes)
             state.progress.course_by_time = {};
     } else {
         state.run_id = random_hex(16);

@@ -116,7 +116,6 @@ Json json_of(const TensorGroups& groups) {
 
 // Returns `json` as a T, or nothing if it has another type or is not allowed.
 template <class T> std::optional<T> allowed_value(const Json& json, const Allowed& allowed) {
-    bool is_allowed = false;
     if constexpr (std::is_enum_v<T>) {
         if constexpr (std::is_same_v<T, AttentionBias>)  // Hugging Face's attention_bias is true or false
             if (json.is_boolean()) return json.get<bool>() ? AttentionBias::all : AttentionBias::none;
@@ -130,17 +129,16 @@ template <class T> std::optional<T> allowed_value(const Json& json, const Allowe
     } else if constexpr (std::is_same_v<T, std::vector<int>>) {
         return integers(json, allowed);
     } else if constexpr (std::is_same_v<T, std::string>) {
-        is_allowed = is_text(json, allowed.may_be_empty);
+        if (is_text(json, allowed.may_be_empty)) return json.get<T>();
     } else if constexpr (std::is_same_v<T, bool>) {
-        is_allowed = json.is_boolean();
+        if (json.is_boolean()) return json.get<T>();
     } else {
         const bool is_of_type = std::is_same_v<T, double>     ? json.is_number()
                                 : std::is_same_v<T, uint64_t> ? json.is_number_unsigned()
                                                               : json.is_number_integer();
-        is_allowed = is_of_type && json.get<double>() >= allowed.low && json.get<double>() <= allowed.high;
+        if (is_of_type && json.get<double>() >= allowed.low && json.get<double>() <= allowed.high) return json.get<T>();
     }
-    if constexpr (std::is_arithmetic_v<T> || std::is_same_v<T, std::string>)
-        return is_allowed ? std::optional<T>(json.get<T>()) : std::nullopt;
+    return std::nullopt;
 }
 
 constexpr Allowed kSteps = between(1, kMaxSteps), kStepsOr0 = between(0, kMaxSteps);

@@ -1,6 +1,7 @@
 #include "runtime/io/json.h"
 
 #include <algorithm>
+#include <cmath>
 #include <nlohmann/json.hpp>
 #include <set>
 
@@ -196,6 +197,16 @@ JsonRecord parse_record(std::string_view text) {
         if (value.is_string()) record.texts[name] = value.get<std::string>();
     }
     return record;
+}
+
+double JsonRecord::number(const std::string& key) const {
+    const auto found = numbers.find(key);
+    return found == numbers.end() ? NAN : found->second;
+}
+
+std::string JsonRecord::text(const std::string& key) const {
+    const auto found = texts.find(key);
+    return found == texts.end() ? "" : found->second;
 }
 
 std::string printed(const Json& value) {

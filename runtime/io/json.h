@@ -30,6 +30,9 @@ nlohmann::ordered_json parse_json_or_null(std::string_view text);
 struct JsonRecord {
     std::map<std::string, double> numbers;
     std::map<std::string, std::string> texts;
+
+    double number(const std::string& key) const;     // NaN if there is none
+    std::string text(const std::string& key) const;  // "" if there is none
 };
 JsonRecord parse_record(std::string_view text);
 

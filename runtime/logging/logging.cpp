@@ -114,9 +114,8 @@ Scalars scalars_of(const NormRecord& record) {
 std::optional<int> step_of(const std::string& line) {
     int step = 0;
     if (std::sscanf(line.c_str(), "s:%d ", &step) == 1) return step;
-    const JsonRecord record = parse_record(line);
-    const auto found = record.numbers.find("step");
-    return found == record.numbers.end() ? std::nullopt : std::optional(int(found->second));
+    const double found = parse_record(line).number("step");
+    return std::isnan(found) ? std::nullopt : std::optional(int(found));
 }
 
 // Returns whether a line of any of the files was written by validation, questions or a sample.

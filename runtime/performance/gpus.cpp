@@ -64,14 +64,9 @@ const GpuModel* gpu_of_device(const std::string& device_name) {
 
 double peak_flops_per_s(const std::string& device_name, Dtype precision, bool tf32) {
     const GpuModel* model = gpu_of_device(device_name);
-    if (!model) return 0;
-    switch (precision) {
-        case Dtype::fp32: return tf32 ? model->flops_per_s / 2 : model->fp32_flops_per_s;
-        case Dtype::bf16: return model->flops_per_s;
-        case Dtype::fp16: return model->flops_per_s;
-        case Dtype::fp64: break;
-    }
-    return 0;
+    if (!model || precision == Dtype::fp64) return 0;
+    if (precision == Dtype::fp32) return tf32 ? model->flops_per_s / 2 : model->fp32_flops_per_s;
+    return model->flops_per_s;
 }
 
 double flops_per_token(const FlopsPerToken& model) { return 6.0 * double(model.parameters) + 12.0 * model.attended; }

@@ -164,14 +164,10 @@ static void check_weights_are_finite(const Gpt& gpt, const std::string& path) {
         }
 }
 
-static Config config_of(const Checkpoint& checkpoint) {
-    return parse_config(checkpoint.manifest().info.config, checkpoint.directory() + "/MANIFEST.json");
-}
-
 // Loads the weights of a checkpoint: the average if it has one.
 static void load_weights(Gpt& gpt, const Checkpoint& checkpoint) {
     std::vector<NamedTensor> weights = gpt.master_tensors();
-    if (config_of(checkpoint).average.kind != AverageKind::none)
+    if (checkpoint.config().average.kind != AverageKind::none)
         for (NamedTensor& tensor : weights) tensor.name.replace(0, tensor.name.find('.'), "average");
     checkpoint.load(weights, OtherTensors::ignore);
 }
@@ -212,7 +208,7 @@ ModelSource::ModelSource(const std::string& from)
       checkpoint(is_huggingface(path) || (file_exists(path) && !directory_exists(path))
                      ? std::nullopt
                      : std::make_optional(open_checkpoint(path))),
-      config(checkpoint ? config_of(*checkpoint) : config_of_weights(path)) {}
+      config(checkpoint ? checkpoint->config() : config_of_weights(path)) {}
 
 std::optional<Tokenizer> find_tokenizer(const TokenizerChoice& choice, const std::string& weights,
                                         const Config& config) {
