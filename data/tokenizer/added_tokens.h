@@ -7,20 +7,15 @@
 #include "data/tokenizer/text_rules.h"
 #include "data/tokenizer/white_space.h"
 
-// If several tokens match at a position, the longest one wins, as in Hugging Face's tokenizers. A special token hides
-// the tokens inside it even if `finds_special` is false.
+// If several tokens match at a position, the longest one wins, as in Hugging Face's tokenizers. Special tokens are not
+// found, but hide the tokens inside them.
 class AddedTokenFinder {
 public:
     // Uses only the tokens whose is_normalized equals `normalized`.
-    AddedTokenFinder(const std::vector<AddedToken>& tokens, bool normalized, bool finds_special)
-        : finds_special_(finds_special) {
-        bool has_any = false;
-        for (const AddedToken& token : tokens) {
-            if (token.is_normalized != normalized) continue;
-            tokens_.push_back(token);
-            has_any |= finds_special || !token.is_special;
-        }
-        if (!has_any) tokens_.clear();
+    AddedTokenFinder(const std::vector<AddedToken>& tokens, bool normalized) {
+        for (const AddedToken& token : tokens)
+            if (token.is_normalized == normalized) tokens_.push_back(token);
+        if (std::ranges::all_of(tokens_, &AddedToken::is_special)) tokens_.clear();
         std::ranges::stable_sort(tokens_, std::ranges::greater(), [](const AddedToken& t) { return t.text.size(); });
         for (const AddedToken& token : tokens_) may_begin_[uint8_t(token.text[0])] = true;
     }
@@ -37,7 +32,7 @@ public:
             if (found == tokens_.end()) continue;
             size_t begin = at, end = at + found->text.size();
             at = end - 1;
-            if (found->is_special && !finds_special_) continue;
+            if (found->is_special) continue;
             if (found->strips_left) begin = std::max(done, right_stripped(text.substr(0, begin)).size());
             while (found->strips_right && white_space_length(text.substr(end)) > 0)
                 end += white_space_length(text.substr(end));
@@ -52,5 +47,4 @@ public:
 private:
     std::vector<AddedToken> tokens_;  // longest first
     std::array<bool, 256> may_begin_{};
-    bool finds_special_;
 };

@@ -20,12 +20,6 @@ void WordCounter::add(std::string_view text) {
     });
 }
 
-void BpeTrainer::add(std::string_view text) {
-    WordCounter counter;
-    counter.add(text);
-    add(counter);
-}
-
 void BpeTrainer::add(const WordMap<int64_t>& counts, uint64_t text_bytes) {
     text_bytes_ += text_bytes;
     for (const auto& [word, count] : counts) counts_[word] += count;

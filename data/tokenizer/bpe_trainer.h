@@ -27,8 +27,6 @@ public:
     explicit BpeTrainer(size_t max_words = size_t(1) << 21) : max_words_(max_words) {}
 
     void add(const WordMap<int64_t>& counts, uint64_t text_bytes);
-    void add(const WordCounter& counter) { add(counter.counts(), counter.text_bytes()); }
-    void add(std::string_view text);  // requires text that begins and ends between pre-tokens
 
     uint64_t text_bytes() const { return text_bytes_; }  // bytes of text counted so far
 

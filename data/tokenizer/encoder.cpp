@@ -26,13 +26,13 @@ static std::vector<AddedToken> normalized_tokens(const TextRules& rules) {
     return tokens;
 }
 
-Encoder::Encoder(const Tokenizer& tokenizer, double dropout, uint64_t seed, SpecialTokens special)
+Encoder::Encoder(const Tokenizer& tokenizer, double dropout, uint64_t seed)
     : tokenizer_(tokenizer),
       dropout_(dropout),
       seed_(seed),
       pretokenizer_(tokenizer.rules().steps),
-      added_(tokenizer.rules().added, false, special == SpecialTokens::are_found),
-      added_normalized_(normalized_tokens(tokenizer.rules()), true, special == SpecialTokens::are_found),
+      added_(tokenizer.rules().added, false),
+      added_normalized_(normalized_tokens(tokenizer.rules()), true),
       is_plain_(added_.is_empty() && added_normalized_.is_empty() &&
                 tokenizer.rules().normalization == Normalization::none),
       short_words_(size_t(1) << kShortWordBits) {}

@@ -7,11 +7,6 @@
 #include "data/tokenizer/pretokenizer.h"
 #include "data/tokenizer/tokenizer.h"
 
-enum class SpecialTokens {
-    are_text,   // the name of a special token is encoded like other text
-    are_found,  // the name of a special token becomes its id
-};
-
 // Encodes text with a tokenizer, which must outlive the encoder. Caches the ids of words in bounded memory. Not
 // thread-safe. Accepts any bytes. Tokenizer::decode() restores them exactly, except for changes by the tokenizer's
 // rules (NFC or U+2581) and bytes without a token, which are dropped as in Hugging Face's tokenizers. Takes
@@ -23,8 +18,7 @@ public:
     // BPE-dropout (Provilkov et al., arXiv 1910.13267): each merge is skipped with probability `dropout`, 0 to 1, and
     // reconsidered after the next applied merge. Different streams give different tokens that decode to the same text.
     // The tokens depend only on seed, stream and text, not on earlier calls.
-    explicit Encoder(const Tokenizer& tokenizer, double dropout = 0, uint64_t seed = 0,
-                     SpecialTokens special = SpecialTokens::are_text);
+    explicit Encoder(const Tokenizer& tokenizer, double dropout = 0, uint64_t seed = 0);
 
     // `stream` selects the random numbers of dropout.
     std::vector<int32_t> encode(std::string_view text, uint64_t stream = 0);

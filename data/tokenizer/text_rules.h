@@ -7,7 +7,7 @@
 struct AddedToken {
     int32_t id;
     std::string text;
-    bool is_special = true;                          // matched only with SpecialTokens::are_found
+    bool is_special = true;                          // its name is encoded like other text
     bool is_normalized = false;                      // matched in normalized text
     bool strips_left = false, strips_right = false;  // the match includes the white space on this side
 };

@@ -4,10 +4,10 @@
 #include <cmath>
 #include <csignal>
 
-#include "data/tokenizer/bpe_trainer.h"
 #include "data/tokenizer/encoder.h"
 #include "runtime/io/files.h"
 #include "runtime/io/lock.h"
+#include "test/support/add_text.h"
 #include "test/support/expect_error.h"
 #include "test/support/prepare_fixture.h"
 #include "test/support/random_values.h"
@@ -19,7 +19,7 @@ TEST_CASE_METHOD(PrepareFixture, "prepare: the shards hold the text, split where
     size_t cut = text.find('\n', position - 1) + 1;
     Tokenizer tokenizer = Tokenizer::load(out_ + "/tokenizer.json");
     BpeTrainer trainer;
-    trainer.add(text.substr(0, cut));
+    add_text(trainer, text.substr(0, cut));
     CHECK(tokenizer.digest() == trainer.train(300).digest());  // the tokenizer was trained without the held-out part
 
     std::vector<int32_t> train = tokens("train"), val = tokens("val");

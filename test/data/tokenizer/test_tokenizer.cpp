@@ -1,10 +1,10 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
-#include "data/tokenizer/bpe_trainer.h"
 #include "data/tokenizer/encoder.h"
 #include "runtime/io/files.h"
 #include "runtime/io/json.h"
+#include "test/support/add_text.h"
 #include "test/support/expect_error.h"
 #include "test/support/random_values.h"
 
@@ -15,7 +15,7 @@ static std::string corpus() { return read_file("test/recorded/tokenizers/tokeniz
 
 static Tokenizer train(std::string_view text, int vocab_size) {
     BpeTrainer trainer;
-    trainer.add(text);
+    add_text(trainer, text);
     return trainer.train(vocab_size);
 }
 
@@ -361,15 +361,15 @@ TEST_CASE("tokenizer: training on pieces in any order equals training on the who
     size_t cut = last_safe_cut(std::string_view(text).substr(0, text.size() / 2));
     REQUIRE(cut > 1000);
     BpeTrainer trainer;
-    trainer.add(std::string_view(text).substr(cut));
-    trainer.add(std::string_view(text).substr(0, cut));
+    add_text(trainer, std::string_view(text).substr(cut));
+    add_text(trainer, std::string_view(text).substr(0, cut));
     CHECK(trainer.train(500).digest() == train(text, 500).digest());
     CHECK(train(text, 500).digest() != train(text, 501).digest());
 }
 
 TEST_CASE("tokenizer: a bounded number of words keeps the frequent ones") {
     BpeTrainer trainer(100);
-    for (int i = 0; i < 20'000; i++) trainer.add(i % 4 ? format(" %d", i * 7919) : " frequent");
+    for (int i = 0; i < 20'000; i++) add_text(trainer, i % 4 ? format(" %d", i * 7919) : " frequent");
     Tokenizer tokenizer = trainer.train(280);
     std::vector<std::string> tokens;
     for (int32_t id = 0; id < tokenizer.vocab_size(); id++) tokens.push_back(tokenizer.token(id));

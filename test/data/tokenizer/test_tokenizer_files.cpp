@@ -1,8 +1,8 @@
 #include <cstring>
 #include <nlohmann/json.hpp>
 
-#include "data/tokenizer/bpe_trainer.h"
 #include "runtime/io/files.h"
+#include "test/support/add_text.h"
 #include "test/support/data_files.h"
 #include "test/support/expect_error.h"
 #include "test/support/random_values.h"
@@ -12,7 +12,7 @@ using Json = nlohmann::ordered_json;
 
 static Tokenizer small_tokenizer() {
     BpeTrainer trainer;
-    trainer.add(read_file("test/recorded/tokenizers/tokenizer_corpus.txt"));
+    add_text(trainer, read_file("test/recorded/tokenizers/tokenizer_corpus.txt"));
     return trainer.train(275);
 }
 

@@ -4,8 +4,7 @@
     pip install tokenizers && python3 test/recorded/tokenizers/make_tokenizer_families.py
 
 tokenizer_families.json    {"texts": [...], "families": {name: {"tokenizer": a tokenizer.json, "ids": [...] of the
-                           texts, "pieces": bytes of their pre-tokens, "decoded": [...] (null: the text itself),
-                           "special_ids": of the last text with special tokens found}}}
+                           texts, "pieces": bytes of their pre-tokens, "decoded": [...] (null: the text itself)}}}
 test/data/tokenizer/test_tokenizer_families.cpp compares with this file. test/interop/test_tokenizers.py compares other
 texts with the library.
 """
@@ -155,8 +154,8 @@ def families(corpus, size=420):
         "llama2_metaspace": sentencepiece(size - 90, corpus, metaspace=True)}
 
 
-def ids_of(tokenizer, text, finds_special):
-    tokenizer.encode_special_tokens = not finds_special
+def ids_of(tokenizer, text):
+    tokenizer.encode_special_tokens = True  # like other text
     return tokenizer.encode(text, add_special_tokens=False).ids
 
 
@@ -173,10 +172,9 @@ def main():
     corpus = [(DATA / "tokenizer_corpus.txt").read_text(encoding="utf-8"), *some[:-3], *SCRIPTS]
     result = {}
     for name, tokenizer in families(corpus).items():
-        ids = [ids_of(tokenizer, text, False) for text in some]
+        ids = [ids_of(tokenizer, text) for text in some]
         result[name] = {"tokenizer": json.loads(tokenizer.to_str()), "ids": ids,
                         "pieces": [pieces_of(tokenizer, text) for text in some],
-                        "special_ids": ids_of(tokenizer, some[-1], True),
                         "decoded": [tokenizer.decode(one, skip_special_tokens=False) for one in ids]}
         for i, text in enumerate(some):
             if result[name]["decoded"][i] == text:
