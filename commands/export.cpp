@@ -9,6 +9,7 @@
 #include "model/huggingface.h"
 #include "runtime/checkpoint/checkpoint.h"
 #include "runtime/io/files.h"
+#include "runtime/io/joined.h"
 #include "training/models/hf_config.h"
 #include "training/models/model_io.h"
 
@@ -86,12 +87,10 @@ void export_huggingface(const Options& options) {
     const std::string config = hf_config(described, eot, dtype);
     make_directories(directory);
     const std::vector<NamedTensor> tensors = hf_tensors(model.gpt);
-    std::string written;
-    for (const std::string& name : write_safetensors_directory(directory, tensors, dtype, options.most_bytes))
-        written += (written.empty() ? "" : ", ") + name;
+    std::vector<std::string> written = write_safetensors_directory(directory, tensors, dtype, options.most_bytes);
     auto write = [&](const char* name, const std::string& content) {
         write_file_atomically(directory + "/" + name, content);
-        written += std::string(", ") + name;
+        written.push_back(name);
     };
     write("config.json", config);
     write("generation_config.json", hf_generation_config(eot));
@@ -101,7 +100,7 @@ void export_huggingface(const Options& options) {
     }
     const std::string run = source.checkpoint ? run_directory_of(source.checkpoint->directory()) : source.path;
     write("README.md", model_card(model, run, hf_architecture(described)));
-    std::printf("wrote %s: %s (%zu tensors)\n", directory.c_str(), written.c_str(), tensors.size());
+    std::printf("wrote %s: %s (%zu tensors)\n", directory.c_str(), joined(written).c_str(), tensors.size());
 }
 
 }  // namespace

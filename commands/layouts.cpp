@@ -9,6 +9,7 @@
 #include "kernels/device.h"
 #include "model/arena.h"
 #include "model/plan.h"
+#include "runtime/io/joined.h"
 #include "training/models/model_io.h"
 
 std::vector<GptOptions> options_of_stages(const Config& config, const Grid& grid) {
@@ -96,9 +97,9 @@ std::string memory_text(const PlannedLayout& layout) {
     const GptOptions stage = options_of_stages(layout.config, layout.grid)[size_t(layout.largest_stage)];
     std::map<std::string, double> categories;
     for (const MemoryRegion& region : plan_memory(stage)) categories[region.category] += double(region.bytes);
-    std::string text;
-    for (const auto& [category, bytes] : categories)
-        text += format("%s%s %.1f", text.empty() ? "" : ", ", category.c_str(), bytes / kGiB);
+    const std::string text = joined(categories, ", ", [](const auto& category) {
+        return format("%s %.1f", category.first.c_str(), category.second / kGiB);
+    });
     return format("%s, needs %.1f GiB: %s", layout_text(layout).c_str(), layout.memory_bytes / kGiB, text.c_str());
 }
 

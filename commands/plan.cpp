@@ -9,6 +9,7 @@
 #include "data/shards/dataset.h"
 #include "model/update.h"
 #include "runtime/io/files.h"
+#include "runtime/io/joined.h"
 #include "runtime/io/process.h"
 #include "runtime/performance/performance.h"
 #include "training/models/hf_config.h"
@@ -51,9 +52,9 @@ std::string export_text(const Config::Model& model) {
 std::string stage_table(const std::vector<GptOptions>& stages) {
     std::string table;
     for (const GptOptions& stage : stages) {
-        std::string layers;
-        for (const LayerRange& range : own_layers(stage))
-            layers += format("%s%d to %d", layers.empty() ? "" : ", ", range.first, range.end() - 1);
+        const std::string layers = joined(own_layers(stage), ", ", [](const LayerRange& range) {
+            return format("%d to %d", range.first, range.end() - 1);
+        });
         table += format("stage %-12d %14zu bytes, %zu parameters, layers %s\n", stage.pipeline.rank,
                         planned_bytes(stage), lay_out_rank(stage).parameters, layers.c_str());
     }

@@ -6,6 +6,7 @@
 
 #include "commands/run_records.h"
 #include "kernels/base/check.h"
+#include "runtime/io/joined.h"
 
 namespace {
 
@@ -42,12 +43,6 @@ std::vector<std::vector<double>> measured_windows(const std::string& run_dir, co
     return windows;
 }
 
-std::string list_of(const std::vector<int>& numbers) {
-    std::string text;
-    for (const int number : numbers) text += (text.empty() ? "" : ", ") + std::to_string(number);
-    return "[" + text + "]";
-}
-
 }  // namespace
 
 std::string measured_plan(const GptOptions& options, const std::string& run_dir) {
@@ -59,9 +54,9 @@ std::string measured_plan(const GptOptions& options, const std::string& run_dir)
     const std::vector<std::vector<double>> windows = measured_windows(run_dir, before.layers);
     if (windows.empty())
         fail(Exit::data,
-             "%s/metrics.jsonl has no times of pipeline stages with %s layers, which the configuration has; use the "
+             "%s/metrics.jsonl has no times of pipeline stages with [%s] layers, which the configuration has; use the "
              "run's config.json, and train for more than 20 steps",
-             run_dir, list_of(before.layers));
+             run_dir, joined(before.layers));
     std::vector<double> stage_ms;
     for (size_t stage = 0; stage < stages; stage++) {
         std::vector<double> ms;
@@ -88,8 +83,7 @@ std::string measured_plan(const GptOptions& options, const std::string& run_dir)
     // Less than what is printed is no gain.
     if (predicted > most - 0.01)
         return text + format("the slowest stage takes %.2f ms; no other layers are predicted to be faster\n", most);
-    std::vector<int> proposed;
-    for (const LayerRange& range : ranges) proposed.push_back(range.count);
-    return text + format("the slowest stage takes %.2f ms, and predicted %.2f ms with\nparallel.pipeline_layers: %s\n",
-                         most, predicted, list_of(proposed).c_str());
+    return text +
+           format("the slowest stage takes %.2f ms, and predicted %.2f ms with\nparallel.pipeline_layers: [%s]\n", most,
+                  predicted, joined(ranges, ", ", &LayerRange::count).c_str());
 }

@@ -6,6 +6,7 @@
 #include "runtime/cluster/cluster.h"
 #include "runtime/config/config.h"
 #include "runtime/io/files.h"
+#include "runtime/io/joined.h"
 #include "runtime/io/json.h"
 #include "runtime/logging/logging.h"
 #include "training/models/generation.h"
@@ -45,7 +46,7 @@ std::string check_stop(const std::string& text) {
 // Runs on all ranks, which divide the layers; rank 0 prints.
 void print_samples(const Options& options, const ModelSource& source, Ranks& ranks) {
     const std::vector<std::string> prompts = all_prompts(options);
-    ranks.control().require_same(joined(prompts), "the prompts");
+    ranks.control().require_same(joined(prompts, "; "), "the prompts");
     const int at_once = int(std::min(prompts.size(), kMaxAtOnce));
     LoadedModel model = load_model(source, 1, ranks.grid_comm(), options.tokenizer, at_once);
     if (!model.tokenizer)
@@ -71,8 +72,7 @@ void add_sample(CLI::App& app, CommandLine& line) {
     Config::Sample& sample = options->generation.sample;
     command
         .add("--prompt", &options->prompts,
-             "text to continue, preceded by the token that begins every document, e.g. <|endoftext|>; may be "
-             "repeated")
+             "text to continue, preceded by the token that begins every document, e.g. <|endoftext|>; may be repeated")
         .repeatable()
         .default_text("");
     command.add("--prompts", &options->prompts_file, "file of prompts, one per line").type_name("FILE");

@@ -6,6 +6,7 @@
 #include "kernels/base/check.h"
 #include "runtime/config/divergence.h"
 #include "runtime/io/digest.h"
+#include "runtime/io/joined.h"
 #include "runtime/io/process.h"
 
 namespace {
@@ -120,8 +121,7 @@ std::optional<Divergence> check_divergence(TrainingRun& run, const TrainRecord& 
         return Divergence{false, train.on_nonfinite == OnNonFinite::rollback, diagnosis, record.loss, verdict.limit};
     if (!verdict.is_spike) return std::nullopt;
     const std::string sentence = format(
-        "step %d: loss spike: %.6g is above the limit of %.6g, %g deviations above "
-        "the median of the last %zu steps",
+        "step %d: loss spike: %.6g is above the limit of %.6g, %g deviations above the median of the last %zu steps",
         record.step, record.loss, verdict.limit, train.spike_deviations, progress.divergence.window.losses.size() - 1);
     if (train.on_spike != OnSpike::warn)
         return Divergence{true, train.on_spike == OnSpike::rollback, sentence, record.loss, verdict.limit};
@@ -155,11 +155,10 @@ static std::string replicas_problem(const std::map<int, std::string>& digests) {
     if (counts.size() <= 1) return "";
     const auto most = std::ranges::max_element(counts, {}, [](const auto& count) { return count.second; });
     const bool is_majority = 2 * size_t(most->second) > digests.size();
-    std::string named;
-    int count = 0;
+    std::vector<int> named;
     for (const auto& [rank, digest] : digests)
-        if (!is_majority || digest != most->first) named += (count++ == 0 ? " " : ", ") + std::to_string(rank);
-    return format("the weights of %s%s differ from %s", count == 1 ? "rank" : "ranks", named.c_str(),
+        if (!is_majority || digest != most->first) named.push_back(rank);
+    return format("the weights of %s %s differ from %s", named.size() == 1 ? "rank" : "ranks", joined(named).c_str(),
                   is_majority ? "those of the other ranks" : "each other");
 }
 

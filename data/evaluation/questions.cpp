@@ -10,6 +10,7 @@
 #include "data/text/byte_source.h"
 #include "data/tokenizer/white_space.h"
 #include "runtime/io/files.h"
+#include "runtime/io/joined.h"
 #include "runtime/io/json.h"
 #include "runtime/io/reject_file.h"
 
@@ -103,14 +104,12 @@ private:
     // Returns the only one of these names that exists. Fails if none or several exist.
     const char* name_of(Names names) const {
         const char* found = nullptr;
-        std::string all;
         for (const char* name : names) {
-            all += (all.empty() ? "\"" : " or \"") + std::string(name) + "\"";
             if (!json_.contains(name)) continue;
             if (found) reject_file(path_, "%s has both \"%s\" and \"%s\"", place_, found, name);
             found = name;
         }
-        if (!found) reject_file(path_, "%s has no %s", place_, all);
+        if (!found) reject_file(path_, "%s has no \"%s\"", place_, joined(names, "\" or \""));
         return found;
     }
 
@@ -123,8 +122,7 @@ private:
     std::vector<std::string> texts(Names names) const {
         const char* const name = name_of(names);
         const Json& list = json_[name];
-        const bool are_texts =
-            list.is_array() && std::ranges::all_of(list, [](auto& text) { return text.is_string(); });
+        const bool are_texts = list.is_array() && std::ranges::all_of(list, &Json::is_string);
         if (!are_texts || list.size() < 2) reject_field(name, "a list of at least two texts");
         return list.get<std::vector<std::string>>();
     }

@@ -7,6 +7,7 @@
 
 #include "data/text/parquet.h"
 #include "runtime/io/files.h"
+#include "runtime/io/joined.h"
 #include "runtime/io/json.h"
 #include "runtime/io/reject_file.h"
 
@@ -37,13 +38,6 @@ template <class... Values>
     reject_file(source.file.path(), "line %zu " + pattern, line_of(source, position), values...);
 }
 
-// Lists the keys of an object, for messages.
-std::string keys_of(const Json& object) {
-    std::string names;
-    for (const auto& [key, value] : object.items()) names += (names.empty() ? "" : ", ") + printed(key);
-    return names;
-}
-
 void visit_json_line(const TextSource& source, uint64_t position, std::string_view text, const DocumentVisitor& visit) {
     Json value = parse_json_or_null(text);
     // Only the message of an error needs the line number.
@@ -54,7 +48,9 @@ void visit_json_line(const TextSource& source, uint64_t position, std::string_vi
     const auto member = value.is_object() ? value.find(source.field) : value.end();
     if (member != value.end() && member->is_string()) return visit(member->get_ref<const std::string&>());
     std::string found = ": " + printed(value);
-    if (value.is_object() && !value.empty()) found = "; choose one with --field: " + keys_of(value);
+    if (value.is_object() && !value.empty())
+        found = "; choose one with --field: " +
+                joined(value.items(), ", ", [](const auto& field) { return printed(field.key()); });
     reject_record(source, position, "is not a JSON object with a string \"%s\"%s", source.field, found);
 }
 

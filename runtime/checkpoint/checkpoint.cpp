@@ -10,6 +10,7 @@
 #include "runtime/checkpoint/shard.h"
 #include "runtime/io/digest.h"
 #include "runtime/io/files.h"
+#include "runtime/io/joined.h"
 #include "runtime/io/json.h"
 #include "runtime/io/process.h"
 
@@ -258,9 +259,7 @@ Checkpoint open_step(const std::string& run_dir, int64_t step, const Report& rep
     const std::string directory = step_directory(run_dir, step);
     const std::vector<int64_t> steps = committed_steps(run_dir);
     if (std::ranges::count(steps, step) == 0) {
-        std::string there;
-        for (const int64_t other : steps)
-            there += (there.empty() ? "; available steps: " : ", ") + std::to_string(other);
+        const std::string there = steps.empty() ? "" : "; available steps: " + joined(steps);
         fail(Exit::no_input, "%s: no checkpoint of step %ld%s", checkpoints_directory(run_dir), step, there);
     }
     Checkpoint checkpoint(directory);

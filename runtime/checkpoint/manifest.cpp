@@ -12,6 +12,7 @@
 #include "runtime/checkpoint/fields.h"
 #include "runtime/checkpoint/train_state.h"
 #include "runtime/config/config.h"
+#include "runtime/io/joined.h"
 #include "runtime/io/json.h"
 
 namespace {
@@ -198,11 +199,7 @@ bool is_name(const std::string& text) {
     return !text.empty() && std::ranges::none_of(text, [](unsigned char c) { return c < ' ' || c == 127; });
 }
 
-std::string shape_text(const std::vector<size_t>& shape) {
-    std::string text;
-    for (size_t dim : shape) text += (text.empty() ? "" : ", ") + std::to_string(dim);
-    return "(" + text + ")";
-}
+std::string shape_text(const std::vector<size_t>& shape) { return "(" + joined(shape) + ")"; }
 
 void NoiseScale::add(double small_squared, double small_tokens, double squared, double tokens) {
     const double new_noise = (small_squared - squared) / (1 / small_tokens - 1 / tokens);

@@ -5,6 +5,8 @@
 #include <ranges>
 #include <tuple>
 
+#include "runtime/io/joined.h"
+
 namespace {
 
 constexpr const char* kPhaseNames[] = {"start", "step", "evaluation", "save"};
@@ -130,9 +132,8 @@ std::optional<TextReply> reply_to_requests(const std::vector<MonitoredRank>& ran
         return reply;
     }
     if (now <= first->requested + seconds(timeout_s)) return std::nullopt;
-    std::string named;
-    for (size_t i = 0; i < std::min(missing.size(), kMaxNamed); ++i)
-        named += (i ? ", " : "") + ranks[size_t(missing[i])].member.text();
+    const std::string named = joined(missing | std::views::take(kMaxNamed), ", ",
+                                     [&](int rank) { return ranks[size_t(rank)].member.text(); });
     return TextReply{Exit::hang,
                      format("%zu of %zu ranks did not call %s within %g s: missing %s: %s%s", missing.size(),
                             ranks.size(), name.c_str(), timeout_s, text_of_ranks(missing).c_str(), named.c_str(),

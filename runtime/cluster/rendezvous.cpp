@@ -15,6 +15,7 @@
 #include "runtime/cluster/socket.h"
 #include "runtime/cluster/wire_format.h"
 #include "runtime/io/files.h"
+#include "runtime/io/joined.h"
 #include "runtime/io/process.h"
 
 namespace {
@@ -358,9 +359,7 @@ std::string text_of_ranks(const std::vector<int>& ascending) {
 std::string text_of_members(const std::vector<Member>& members) {
     std::map<std::string, std::vector<int>> by_host;
     for (const Member& member : members) by_host[member.host].push_back(member.rank);
-    std::string text;
-    for (const auto& [host, ranks] : by_host) text += (text.empty() ? "" : ", ") + text_of_ranks(ranks) + " on " + host;
-    return text;
+    return joined(by_host, ", ", [](const auto& host) { return text_of_ranks(host.second) + " on " + host.first; });
 }
 
 std::vector<Peer> open_group(const RankEnvironment& environment, double timeout_s, const TextBroadcast& broadcast) {

@@ -3,10 +3,12 @@
 
 #include <algorithm>
 #include <numeric>
+#include <tuple>
 
 #include "kernels/numeric.h"
 #include "runtime/config/config.h"
 #include "runtime/config/schedule.h"
+#include "runtime/io/joined.h"
 
 int largest_batch_size(const Config& config, int world, int most) {
     int64_t total = config.train.total_batch_tokens;
@@ -31,19 +33,13 @@ struct Check {
 
 // Adds a problem for each pair of keys in which the first is larger than the second.
 void check_limits(const Config& c, Check& check) {
-    struct AtMost {
-        const char* key;
-        int value;
-        const char* limit_key;
-        int limit;
-    };
-    for (const AtMost& pair : {AtMost{"train.seq_len", c.train.seq_len, "model.n_positions", c.model.n_positions},
-                               AtMost{"eval.stride", c.eval.stride, "train.seq_len", c.train.seq_len},
-                               AtMost{"sample.top_k", c.sample.top_k, "model.vocab_size", c.model.vocab_size},
-                               AtMost{"schedule.warmup_steps", c.schedule.warmup_steps, "train.max_steps",
-                                      c.train.max_steps > 0 ? c.train.max_steps : kMaxSteps}})
-        check.that(pair.value <= pair.limit,
-                   format("%s (%d) must not be larger than %s (%d)", pair.key, pair.value, pair.limit_key, pair.limit));
+    for (const auto& [key, value, limit_key, limit] :
+         {std::tuple{"train.seq_len", c.train.seq_len, "model.n_positions", c.model.n_positions},
+          {"eval.stride", c.eval.stride, "train.seq_len", c.train.seq_len},
+          {"sample.top_k", c.sample.top_k, "model.vocab_size", c.model.vocab_size},
+          {"schedule.warmup_steps", c.schedule.warmup_steps, "train.max_steps",
+           c.train.max_steps > 0 ? c.train.max_steps : kMaxSteps}})
+        check.that(value <= limit, format("%s (%d) must not be larger than %s (%d)", key, value, limit_key, limit));
     check.that(!c.loss_scale.dynamic || c.loss_scale.minimum <= c.loss_scale.initial,
                format("loss_scale.minimum (%g) must not be larger than loss_scale.initial (%g)", c.loss_scale.minimum,
                       c.loss_scale.initial));
@@ -229,5 +225,5 @@ void check_config(const Config& c, const std::string& origin, int world) {
         check_grid(c, world, check);
         check_ramps(c, grid_of(c, world).data, check);
     }
-    if (!check.problems.empty()) fail(Exit::config, "%s: %s", origin, joined(check.problems));
+    if (!check.problems.empty()) fail(Exit::config, "%s: %s", origin, joined(check.problems, "; "));
 }

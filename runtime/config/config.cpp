@@ -243,7 +243,8 @@ int default_head_rows(int batch_size, int seq_len) {
     return int(std::min(int64_t(batch_size) * seq_len, kMaxRows));
 }
 
-int64_t value_at(const Ramp& ramp, int step, int64_t last) {
+// The value of a ramp in a step (from 1); `last` after all parts.
+static int64_t value_at(const Ramp& ramp, int step, int64_t last) {
     const auto part = std::ranges::find_if(ramp, [&](const RampPart& p) { return step <= p.until_step; });
     return part == ramp.end() ? last : part->value;
 }

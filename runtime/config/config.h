@@ -206,8 +206,6 @@ void set_family(Config::Model& model, ModelFamily family);
 // Returns one text like `model.norm: "layernorm" -> "rmsnorm"` for each setting in which the models differ. Ignores
 // settings that do not change what the weights compute: init_from, dropout, z_loss, family and those without effect.
 std::vector<std::string> model_differences(const Config::Model& from, const Config::Model& to);
-// Joins them with semicolons.
-std::string joined(const std::vector<std::string>& differences);
 
 // Fails with Exit::usage unless the text is a "section.key=value".
 void check_assignment(const std::string& assignment);
@@ -230,8 +228,6 @@ void check_config(const Config& config, const std::string& origin, int world);
 // The value affects the summation order and thus the bits of the result, so it depends on the configuration alone.
 int default_head_rows(int batch_size, int seq_len);
 
-// The value of a ramp in a step (from 1); `last` after all parts.
-int64_t value_at(const Ramp& ramp, int step, int64_t last);
 // Tokens of a step over all ranks, and per sequence.
 int64_t batch_tokens(const Config& config, int step);
 int sequence_length(const Config& config, int step);

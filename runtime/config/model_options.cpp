@@ -162,9 +162,3 @@ std::vector<std::string> model_differences(const Config::Model& from, const Conf
         before.model.window_pattern = after.model.window_pattern;
     return config_differences(before, after);
 }
-
-std::string joined(const std::vector<std::string>& differences) {
-    std::string text;
-    for (const std::string& difference : differences) text += (text.empty() ? "" : "; ") + difference;
-    return text;
-}

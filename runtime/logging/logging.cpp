@@ -6,6 +6,7 @@
 
 #include "runtime/config/divergence.h"
 #include "runtime/io/files.h"
+#include "runtime/io/joined.h"
 #include "runtime/io/json.h"
 #include "runtime/logging/event_file.h"
 
@@ -84,10 +85,8 @@ template <class Record> std::string numbers_line(const char* kind, const Record&
 }
 
 std::string norms_object(const std::vector<NormRecord::Value>& values) {
-    std::string object;
-    for (const NormRecord::Value& value : values)
-        object += (object.empty() ? "" : ",") + quoted(value.name) + ":" + number(value.value);
-    return "{" + object + "}";
+    const auto member = [](const NormRecord::Value& value) { return quoted(value.name) + ":" + number(value.value); };
+    return "{" + joined(values, ",", member) + "}";
 }
 
 // Returns a scalar for each number of the record, tagged "kind/key".
@@ -138,7 +137,7 @@ std::string without_links(const std::string& path) {
 // the rest is cut. If a crash left other data between them, the file is replaced.
 LogFile continue_file(const std::string& name, int committed_step, bool has_evaluation) {
     const std::string path = without_links(name);
-    const std::optional<InputFile> file = find_input_file(path);
+    const std::optional<InputFile> file = file_exists(path) ? std::optional(InputFile(path)) : std::nullopt;
     size_t kept = 0;
     bool is_beginning = file.has_value();
     auto for_each_kept = [&](const auto& visit) {

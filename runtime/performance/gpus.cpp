@@ -2,6 +2,7 @@
 
 #include "kernels/numeric.h"
 #include "runtime/config/config.h"
+#include "runtime/io/joined.h"
 #include "runtime/io/json.h"
 #include "runtime/performance/performance.h"
 
@@ -44,15 +45,13 @@ const std::vector<GpuModel>& known_gpus() {
 const GpuModel& find_gpu(const std::string& name) {
     const std::string plain = letters_and_digits(name);
     std::vector<std::string> names;
-    std::string all;
     for (const GpuModel& model : known_gpus()) {
         if (letters_and_digits(model.name) == plain) return model;
         names.push_back(model.name);
-        all += (all.empty() ? "" : ", ") + names.back();
     }
     const std::string nearest = nearest_name(plain, names);
     fail(Exit::usage, "--gpu: unknown GPU %s; %s", printed(name),
-         nearest.empty() ? "known: " + all : "did you mean " + nearest + "?");
+         nearest.empty() ? "known: " + joined(names) : "did you mean " + nearest + "?");
 }
 
 const GpuModel* gpu_of_device(const std::string& device_name) {

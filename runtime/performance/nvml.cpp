@@ -1,6 +1,9 @@
 #include <dlfcn.h>
 
+#include <ranges>
+
 #include "kernels/base/check.h"
+#include "runtime/io/joined.h"
 #include "runtime/io/process.h"
 #include "runtime/performance/performance.h"
 
@@ -9,12 +12,8 @@ namespace {
 // Values of the driver's nvml.h, whose types are int, unsigned, unsigned long long and pointers.
 constexpr int kSuccess = 0, kSmClock = 1, kDieSensor = 0;
 
-struct ThrottleReason {
-    unsigned long long bit;
-    const char* name;
-};
-// Idling, user settings and group clocks do not count as throttling.
-constexpr ThrottleReason kThrottleReasons[] = {
+// Bits and names. Idling, user settings and group clocks do not count as throttling.
+constexpr std::pair<unsigned long long, const char*> kThrottleReasons[] = {
     {0x4, "sw_power_cap"}, {0x8, "hw_slowdown"}, {0x20, "sw_thermal"}, {0x40, "hw_thermal"}, {0x80, "hw_power_brake"}};
 
 template <class Function> Function* find(void* library, const char* name) {
@@ -86,8 +85,6 @@ std::string GpuSensors::throttle() const {
     const auto read_reasons = nvml_->reasons ? nvml_->reasons : nvml_->old_reasons;
     unsigned long long bits = 0;
     if (!read_reasons || read_reasons(gpu_, &bits) != kSuccess) return {};
-    std::string names;
-    for (const ThrottleReason& reason : kThrottleReasons)
-        if (bits & reason.bit) names += (names.empty() ? "" : ", ") + std::string(reason.name);
-    return names;
+    const auto is_set = [bits](const auto& reason) { return (bits & reason.first) != 0; };
+    return joined(kThrottleReasons | std::views::filter(is_set) | std::views::values);
 }

@@ -2,6 +2,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "runtime/io/joined.h"
 #include "runtime/io/json.h"
 
 namespace {
@@ -79,12 +80,11 @@ private:
 };
 
 [[noreturn]] void refuse_architecture(const Json& config, const std::string& origin) {
-    std::string known;
-    for (const Architecture& one : kArchitectures) known += (known.empty() ? "" : ", ") + std::string(one.name);
     const auto names = config.find("architectures");
     const bool is_named = names != config.end() && names->is_array() && !names->empty() && (*names)[0].is_string();
     fail(Exit::config, "%s: %s, model_type %s, is not supported; supported are %s", origin,
-         is_named ? printed((*names)[0]) : "a model without architectures", printed_at(config, "model_type"), known);
+         is_named ? printed((*names)[0]) : "a model without architectures", printed_at(config, "model_type"),
+         joined(kArchitectures, ", ", &Architecture::name));
 }
 
 const Architecture& architecture_of(const Json& config, const std::string& origin) {
@@ -274,7 +274,7 @@ Json matching_config(const Config::Model& model, int eot, Dtype dtype) {
     fail(Exit::config,
          "cannot export to Hugging Face: no supported architecture matches this model; the nearest is %s, except for "
          "%s",
-         nearest, joined(fewest));
+         nearest, joined(fewest, "; "));
 }
 
 }  // namespace
@@ -290,7 +290,7 @@ Config::Model hf_model(const std::string& config, const std::string& origin) {
 void check_hf_model(const std::string& config, const Config::Model& model, const std::string& origin) {
     const std::vector<std::string> differences = model_differences(hf_model(config, origin), model);
     if (!differences.empty())
-        fail(Exit::config, "%s describes a different model than this run: %s", origin, joined(differences));
+        fail(Exit::config, "%s describes a different model than this run: %s", origin, joined(differences, "; "));
 }
 
 std::string hf_architecture(const Config::Model& model) {

@@ -10,6 +10,7 @@
 #include "model/update.h"
 #include "runtime/io/files.h"
 #include "runtime/io/installation.h"
+#include "runtime/io/joined.h"
 #include "runtime/performance/performance.h"
 #include "training/models/hf_config.h"
 #include "training/models/llmc_files.h"
@@ -146,7 +147,7 @@ static void check_llmc_parts(const Config::Model& model, const std::string& path
     const std::vector<std::string> differences = model_differences(model, gpt2);
     if (!differences.empty())
         fail(Exit::config, "%s: llm.c files support only GPT-2 models; this one differs in %s", path,
-             joined(differences));
+             joined(differences, "; "));
 }
 
 // Fails with Exit::data, naming file, tensor and element, if a master weight on this rank is not finite.
