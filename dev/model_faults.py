@@ -20,14 +20,7 @@ FAULTS = [
     (LAYERS, "recomputation rotates queries and keys that were kept",
      "if (!x.shape->changes_heads() || x.has(qkv)) return;", "if (!x.shape->changes_heads()) return;"),
     (ATTENTION, "the backward pass of attention sees all keys",
-     "            .lse = attn.lse.view.as<float>(),\n            .batch = x.batch,\n            .seq_len = x.seq_len,\n"
-     "            .n_head = x.shape->n_head,\n            .n_kv_head = x.shape->kv_heads(),\n"
-     "            .head_size = x.shape->head_size(),\n            .scale = float(x.shape->attention_scale()),\n"
-     "            .window = x.shape->window(x.stream.layer),",
-     "            .lse = attn.lse.view.as<float>(),\n            .batch = x.batch,\n            .seq_len = x.seq_len,\n"
-     "            .n_head = x.shape->n_head,\n            .n_kv_head = x.shape->kv_heads(),\n"
-     "            .head_size = x.shape->head_size(),\n            .scale = float(x.shape->attention_scale()),\n"
-     "            .window = 0,"),
+     "    op.out = attn.out;\n", "    op.out = attn.out;\n    op.window = 0;\n"),
     (ATTENTION, "queries are kept instead of keys", "qkv.from(channels - kept).data", "qkv.data"),
     (LAYERS, "all tokens are decoded at position 0",
      ".channels = wte.weight.cols,\n         .positions = x.decode ? x.decode->positions : nullptr",

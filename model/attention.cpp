@@ -13,40 +13,21 @@ static ops::DropoutMask attention_mask(const LayerContext& x) {
     return mask;
 }
 
-// The ops over the sequences of this rank's part of the batch, as if they were whole.
-static ops::AttentionForward forward_op(const LayerContext& x, ConstView qkv, const AttentionActivations& attn) {
-    return {.out = attn.out.view,
-            .lse = attn.lse.view.as<float>(),
-            .qkv = qkv,
-            .batch = x.batch,
-            .seq_len = x.seq_len,
-            .n_head = x.shape->n_head,
-            .n_kv_head = x.shape->kv_heads(),
-            .head_size = x.shape->head_size(),
-            .scale = float(x.shape->attention_scale()),
-            .window = x.shape->window(x.stream.layer),
-            .softcap = float(x.shape->attention_softcap),
-            .first_key = x.first_key,
-            .dropout = attention_mask(x)};
-}
-static ops::AttentionBackward backward_op(const LayerContext& x, ConstView qkv, const AttentionActivations& attn,
-                                          ConstView dout, View dqkv) {
-    return {.dqkv = dqkv,
-            .scratch = x.scratch,
-            .dout = dout,
-            .qkv = qkv,
-            .out = attn.out,
-            .lse = attn.lse.view.as<float>(),
-            .batch = x.batch,
-            .seq_len = x.seq_len,
-            .n_head = x.shape->n_head,
-            .n_kv_head = x.shape->kv_heads(),
-            .head_size = x.shape->head_size(),
-            .scale = float(x.shape->attention_scale()),
-            .window = x.shape->window(x.stream.layer),
-            .softcap = float(x.shape->attention_softcap),
-            .first_key = x.first_key,
-            .dropout = attention_mask(x)};
+// Sets what the forward and the backward op have in common: the sequences of this rank's part of the batch, as if they
+// were whole, and the layer's settings.
+static void set_sequences(auto& op, const LayerContext& x, ConstView qkv, const AttentionActivations& attn) {
+    op.qkv = qkv;
+    op.lse = attn.lse.view.as<float>();
+    op.batch = x.batch;
+    op.seq_len = x.seq_len;
+    op.n_head = x.shape->n_head;
+    op.n_kv_head = x.shape->kv_heads();
+    op.head_size = x.shape->head_size();
+    op.scale = float(x.shape->attention_scale());
+    op.window = x.shape->window(x.stream.layer);
+    op.softcap = float(x.shape->attention_softcap);
+    op.first_key = x.first_key;
+    op.dropout = attention_mask(x);
 }
 
 // Copies the keys and values of all rows from qkv: (rows, KV channels).
@@ -214,7 +195,9 @@ void attention_forward(const LayerContext& x, ConstView qkv, const AttentionActi
                     .window = x.shape->window(x.stream.layer),
                     .softcap = float(x.shape->attention_softcap)});
     if (x.has(attn.out)) return;
-    const ops::AttentionForward op = forward_op(x, qkv, attn);
+    ops::AttentionForward op{};
+    set_sequences(op, x, qkv, attn);
+    op.out = attn.out.view;
     if (x.ring->comm.size > 1) return ring_forward(x, op);
     run(x.stream, ops::attention_forward, op);
     if (x.prefilled >= 0) copy_keys_and_values(x, x.cache->sequence(x.stream.layer, x.prefilled), qkv);
@@ -222,7 +205,12 @@ void attention_forward(const LayerContext& x, ConstView qkv, const AttentionActi
 
 void attention_backward(const LayerContext& x, ConstView qkv, const AttentionActivations& attn, ConstView dout,
                         View dqkv) {
-    const ops::AttentionBackward op = backward_op(x, qkv, attn, dout, dqkv);
+    ops::AttentionBackward op{};
+    set_sequences(op, x, qkv, attn);
+    op.dqkv = dqkv;
+    op.scratch = x.scratch;
+    op.dout = dout;
+    op.out = attn.out;
     if (x.ring->comm.size > 1) return ring_backward(x, op);
     run(x.stream, ops::attention_backward, op);
 }
