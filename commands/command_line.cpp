@@ -2,26 +2,18 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <charconv>
 
 #include "kernels/base/check.h"
 #include "kernels/comm.h"
 #include "runtime/io/files.h"
 #include "runtime/io/json.h"
+#include "runtime/io/number_of.h"
 
 namespace {
 
 constexpr const char* kRankOptions[] = {"--nproc", "--node", "--master"};
 
 bool is_rank_option(const std::string& name) { return std::ranges::find(kRankOptions, name) != std::end(kRankOptions); }
-
-// Returns the number if all of `text` is one.
-template <class Number> std::optional<Number> number_of(std::string_view text) {
-    Number value = 0;
-    const char* const end = text.data() + text.size();
-    const auto [rest, error] = std::from_chars(text.data(), end, value);
-    return error == std::errc() && rest == end ? std::optional(value) : std::nullopt;
-}
 
 // Returns the two numbers around the separator if `text` has this form and both have at most the digits of `most`.
 std::optional<std::pair<int, int>> number_pair(const std::string& text, char separator, unsigned most) {

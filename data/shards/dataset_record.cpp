@@ -97,14 +97,8 @@ const std::string& DatasetRecord::checksums_of(const std::string& shard) const {
 
 std::optional<DatasetRecord> find_dataset_record(const std::string& directory) {
     const std::string path = directory + "/" + DatasetRecord::kName;
-    std::string content;
-    try {
-        content = read_file(path);
-    } catch (const Error& error) {
-        if (error.code == Exit::no_input) return std::nullopt;
-        throw;
-    }
-    const Reader reader(path, content);
+    if (!file_exists(path)) return std::nullopt;
+    const Reader reader(path, read_file(path));
     reader.object("");
     if (reader.text("/format") != DatasetRecord::kFormat) reader.reject("/format", DatasetRecord::kFormat);
     reader.object("/tokenizer");

@@ -28,8 +28,7 @@ std::vector<std::string> find_shards(const std::string& pattern, const std::stri
     } catch (const Error& error) {
         const std::string name = std::filesystem::path(pattern).parent_path().filename();
         const std::string script = data_directory("get.sh");
-        const bool is_public =
-            std::find(std::begin(kPublicDatasets), std::end(kPublicDatasets), name) != std::end(kPublicDatasets);
+        const bool is_public = std::ranges::find(kPublicDatasets, name) != std::end(kPublicDatasets);
         if (error.code != Exit::no_input || !is_public || !file_exists(script)) throw;
         fail(Exit::no_input, "%s; to download the data set, run %s %s", std::string(error.what()), command_path(script),
              name);

@@ -225,13 +225,21 @@ ParquetColumn::PageHeader ParquetColumn::read_page_header(BoundedBytes& bytes) c
                                                    {6, &header.repetition_bytes}});
     };
     reader.read_struct([&](int id, ThriftReader::Type type) {
-        const bool is_struct = type == ThriftReader::structure;
-        if (id == 4) header.crc = reader.integer();
-        if (is_struct && (id == 5 || id == 7)) reader.read_struct(read_data_header);
-        if (is_struct && id == 8) reader.read_struct(read_data_header_v2);
-        return id == 4 || (is_struct && (id == 5 || id == 7 || id == 8)) ||
-               reader.read_integer(id,
-                                   {{1, &header.type}, {2, &header.uncompressed_bytes}, {3, &header.compressed_bytes}});
+        switch (id) {
+            case 4: header.crc = reader.integer(); return true;
+            case 5:
+            case 7:
+                if (type != ThriftReader::structure) return false;
+                reader.read_struct(read_data_header);
+                return true;
+            case 8:
+                if (type != ThriftReader::structure) return false;
+                reader.read_struct(read_data_header_v2);
+                return true;
+            default:
+                return reader.read_integer(
+                    id, {{1, &header.type}, {2, &header.uncompressed_bytes}, {3, &header.compressed_bytes}});
+        }
     });
     if (header.compressed_bytes < 0 || header.uncompressed_bytes < 0 || header.uncompressed_bytes > kMaxPageBytes)
         bytes.reject("states %lld bytes, %lld uncompressed; the limit is %lld bytes",

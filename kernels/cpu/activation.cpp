@@ -46,42 +46,35 @@ template <ActivationFunction function, class T>
 void activation_forward(const ActivationForward& op, Stream) {
     constexpr const char* kName = "activation_forward";
     require(op.activation != ActivationFunction::relu2, "%s: relu2's output is stored, never recomputed", kName);
-    dispatch(kName, {op.out, op.inp}, [&]<class T>() {
-        dispatch(kName, op.activation, [&]<ActivationFunction function>() {
-            if constexpr (function != ActivationFunction::relu2) {
-                constexpr size_t kBlock = 1 << 14;  // elements
-                parallel_blocks(op.count, kBlock, [&](size_t begin, size_t end) {
-                    activation_block<function>(op.out.as<T>() + begin, op.inp.as<T>() + begin, end - begin);
-                });
-            }
-        });
+    dispatch(kName, {op.out, op.inp}, op.activation, [&]<class T, ActivationFunction function>() {
+        if constexpr (function != ActivationFunction::relu2) {
+            constexpr size_t kBlock = 1 << 14;  // elements
+            parallel_blocks(op.count, kBlock, [&](size_t begin, size_t end) {
+                activation_block<function>(op.out.as<T>() + begin, op.inp.as<T>() + begin, end - begin);
+            });
+        }
     });
 }
 
 void gated_activation_forward(const GatedActivationForward& op, Stream) {
-    constexpr const char* kName = "gated_activation_forward";
-    dispatch(kName, {op.out, op.inp}, [&]<class T>() {
-        dispatch(kName, op.activation, [&]<ActivationFunction function>() {
-            const size_t hidden = size_t(op.hidden);
-            parallel_for(size_t(op.rows), [&](size_t row) {
-                const T* gate = op.inp.as<T>() + row * 2 * hidden;
-                gated_row<function>(op.out.as<T>() + row * hidden, gate, gate + hidden, op.hidden);
-            });
+    dispatch("gated_activation_forward", {op.out, op.inp}, op.activation, [&]<class T, ActivationFunction function>() {
+        const size_t hidden = size_t(op.hidden);
+        parallel_for(size_t(op.rows), [&](size_t row) {
+            const T* gate = op.inp.as<T>() + row * 2 * hidden;
+            gated_row<function>(op.out.as<T>() + row * hidden, gate, gate + hidden, op.hidden);
         });
     });
 }
 
 void gated_activation_backward(const GatedActivationBackward& op, Stream) {
     constexpr const char* kName = "gated_activation_backward";
-    dispatch(kName, {op.dinp, op.dout, op.inp}, [&]<class T>() {
-        dispatch(kName, op.activation, [&]<ActivationFunction function>() {
-            const size_t hidden = size_t(op.hidden);
-            parallel_for(size_t(op.rows), [&](size_t row) {
-                const T* gate = op.inp.as<T>() + row * 2 * hidden;
-                T* dgate = op.dinp.as<T>() + row * 2 * hidden;
-                gated_row_gradient<function>(dgate, dgate + hidden, op.dout.as<T>() + row * hidden, gate, gate + hidden,
-                                             op.hidden);
-            });
+    dispatch(kName, {op.dinp, op.dout, op.inp}, op.activation, [&]<class T, ActivationFunction function>() {
+        const size_t hidden = size_t(op.hidden);
+        parallel_for(size_t(op.rows), [&](size_t row) {
+            const T* gate = op.inp.as<T>() + row * 2 * hidden;
+            T* dgate = op.dinp.as<T>() + row * 2 * hidden;
+            gated_row_gradient<function>(dgate, dgate + hidden, op.dout.as<T>() + row * hidden, gate, gate + hidden,
+                                         op.hidden);
         });
     });
 }

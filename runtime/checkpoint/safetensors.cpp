@@ -29,10 +29,7 @@ void check_name(const std::string& name, const std::string& path) {
     if (!is_name(name)) fail(Exit::data, "%s: a tensor's name is empty or has control characters", path);
 }
 
-bool is_object_of_strings(const Json& json) {
-    return json.is_object() &&
-           std::all_of(json.begin(), json.end(), [](const Json& value) { return value.is_string(); });
-}
+bool is_object_of_strings(const Json& json) { return json.is_object() && std::ranges::all_of(json, &Json::is_string); }
 
 // Parses the header's record of a tensor. `data`: the part of the file after the header.
 Entry parse_record(const std::string& name, const Json& json, std::string_view data, const std::string& path) {

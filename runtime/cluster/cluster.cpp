@@ -87,8 +87,7 @@ Ranks::Ranks(const RankEnvironment& environment, const Config& config, const std
       grid_(grid_of(config, environment.size)) {
     if (environment.size > 1 && !environment.has_pmi && !comm_launcher().empty())
         fail(Exit::config,
-             "srun started rank %d without PMI, but %s needs PMI to connect the ranks; use "
-             "srun --mpi=pmix, or mpirun",
+             "srun started rank %d without PMI, but %s needs PMI to connect the ranks; use srun --mpi=pmix, or mpirun",
              environment.rank, comm_library());
     const CommSettings settings{
         .rank = environment.rank,

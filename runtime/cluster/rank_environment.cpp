@@ -1,11 +1,11 @@
 #include "runtime/cluster/rank_environment.h"
 
-#include <charconv>
 #include <climits>
 #include <cstdlib>
 #include <cstring>
 
 #include "kernels/base/check.h"
+#include "runtime/io/number_of.h"
 
 namespace {
 
@@ -63,7 +63,7 @@ struct Reader {
         if (!has(name))
             fail(Exit::usage, "%s is not set although %s started this process, expected a whole number", name,
                  found.launcher);
-        const std::optional<int64_t> value = whole_number(text(name));
+        const std::optional<int64_t> value = number_of<int64_t>(text(name));
         if (!value || *value < low || *value > high)
             fail(Exit::usage, "%s is \"%s\", expected a whole number from %lld to %lld", name, lookup(name),
                  (long long)low, (long long)high);
@@ -143,13 +143,6 @@ struct Reader {
 RankEnvironment find_rank_environment(const Lookup& lookup) { return Reader{lookup}.read(); }
 
 RankEnvironment find_rank_environment() { return find_rank_environment(&::getenv); }
-
-std::optional<int64_t> whole_number(std::string_view text) {
-    int64_t number = 0;
-    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-    if (text.empty() || error != std::errc() || end != text.data() + text.size()) return std::nullopt;
-    return number;
-}
 
 std::string first_host(const std::string& list, const char* variable) {
     std::string host;

@@ -4,9 +4,7 @@
 
 #include <cstdint>
 #include <functional>
-#include <optional>
 #include <string>
-#include <string_view>
 
 struct RankEnvironment {
     int rank = 0;                    // [0, size)
@@ -49,9 +47,6 @@ RankEnvironment find_rank_environment(const Lookup& lookup);
 
 // Reads this process's environment.
 RankEnvironment find_rank_environment();
-
-// Parses a whole decimal number; returns nothing if the text is anything else.
-std::optional<int64_t> whole_number(std::string_view text);
 
 // Returns the first host of a list in Slurm's notation: "node[003-010,12],login" gives "node003". Fails with
 // Exit::usage, naming `variable`, if the list is malformed.

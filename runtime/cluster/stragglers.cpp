@@ -29,8 +29,7 @@ std::vector<double> medians_of_others(const std::vector<double>& times) {
     return medians;
 }
 
-}  // namespace
-
+// times: (steps of the window, ranks or stages).
 std::vector<Slowness> slowness_of(const std::vector<std::vector<double>>& times) {
     const size_t steps = times.size();
     std::vector<std::vector<double>> others;
@@ -44,6 +43,8 @@ std::vector<Slowness> slowness_of(const std::vector<std::vector<double>>& times)
     }
     return slowness;
 }
+
+}  // namespace
 
 StragglerMonitor::StragglerMonitor(const Grid& grid, std::vector<std::string> names)
     : grid_(grid),

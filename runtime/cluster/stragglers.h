@@ -18,8 +18,6 @@ struct Slowness {
     // it is above 1 only if 95 % of its steps are slower than most of the others': shorter bursts do not change it.
     double at_least = 1;
 };
-// times: (steps of the window, ranks or stages).
-std::vector<Slowness> slowness_of(const std::vector<std::vector<double>>& times);
 
 // A window of steps.
 struct StragglerWindow {

@@ -104,10 +104,7 @@ Json json_of(const TensorGroups& groups) {
         Json item = {{"tensors", group.tensors}};
         for (const GroupKey& key : kGroupKeys) {
             const double value = group.*key.member;
-            if (key.is_integer() && value >= 0)
-                item[key.name] = int64_t(value);
-            else if (value >= 0)
-                item[key.name] = value;
+            if (value >= 0) item[key.name] = key.is_integer() ? Json(int64_t(value)) : Json(value);
         }
         list.push_back(item);
     }
@@ -299,16 +296,14 @@ std::vector<Option> surrounding_options(Config& c) {
          kNone},
         {"parallel.deterministic_reduce", &c.parallel.deterministic_reduce, kAnything,
          "sum gradients in a fixed order: the same result for any power-of-two number of ranks and micro-steps, and "
-         "any "
-         "number of pipeline stages"},
+         "any number of pipeline stages"},
         {"parallel.tensor", &c.parallel.tensor, between(1, 1 << 10),
          "ranks that divide each layer and the vocabulary: tensor and sequence parallelism. Powers of two that divide "
          "the head counts and the MLP's hidden dimension",
          kNone},
         {"parallel.context", &c.parallel.context, between(1, 1 << 10),
          "ranks that divide each sequence: context parallelism with ring attention. train.seq_len must be a multiple "
-         "of "
-         "32 times this",
+         "of 32 times this",
          kNone},
         {"parallel.pipeline", &c.parallel.pipeline, between(1, 1 << 10),
          "ranks that have different layers: pipeline parallelism. Divides the ranks, with parallel.tensor and "
@@ -446,8 +441,7 @@ std::string allowed_values(const Option& option) {
                           choice_names<TensorRole>().c_str(), group_keys_text().c_str());
         else if constexpr (std::is_same_v<T, Ramp>)
             return format(
-                "a list of up to %zu {\"until_step\": an integer in [1, %d], \"%s\": an integer in [%.10g, "
-                "%.10g]}",
+                "a list of up to %zu {\"until_step\": an integer in [1, %d], \"%s\": an integer in [%.10g, %.10g]}",
                 kMaxListed, kMaxSteps, allowed.ramped, allowed.low, allowed.high);
         else if constexpr (std::is_same_v<T, std::vector<int>>)
             return format("a list of up to %zu integers in [%.10g, %.10g]", kMaxListed, allowed.low, allowed.high);

@@ -57,15 +57,6 @@ void LogFile::sync_locked() {
     unsynced_.clear();
 }
 
-std::optional<InputFile> find_input_file(const std::string& path) {
-    try {
-        return InputFile(path);
-    } catch (const Error& error) {
-        if (error.code != Exit::no_input) throw;
-        return std::nullopt;
-    }
-}
-
 void for_each_line(const InputFile& file, const std::function<void(std::string_view, size_t)>& visit) {
     constexpr size_t kPieceBytes = size_t(1) << 20, kMaxLineBytes = size_t(64) << 20;
     std::string piece, line;

@@ -43,9 +43,6 @@ private:
     std::string error_;
 };
 
-// Opens the file; returns nullopt if it certainly does not exist. Fails with the other errors of InputFile.
-std::optional<InputFile> find_input_file(const std::string& path);
-
 // Calls `visit` with each line that ends in a newline, newline included, and its offset. To bound the memory, skips
 // lines longer than 64 MiB, which no log has.
 void for_each_line(const InputFile& file, const std::function<void(std::string_view line, size_t offset)>& visit);
