@@ -5,6 +5,7 @@
 #include <type_traits>
 
 #include "dev/bench_arrays.h"
+#include "kernels/base/exact_squares.h"
 #include "kernels/op_work.h"
 #include "model/tensors.h"
 #include "model/update.h"
@@ -280,7 +281,8 @@ template <class T> void add_update(std::vector<Case>& cases, Arrays& arrays, con
           *grad = arrays.make<float>(layout.elements, 1e-3f);
     T* param = std::is_same_v<T, float> ? nullptr : arrays.make<T>(layout.elements);
     auto* chunks = arrays.put(grid);
-    auto* sums = static_cast<double*>(arrays.make_scratch(grid.size() * sizeof(double)));
+    auto* sums =
+        static_cast<double*>(arrays.make_scratch(layout.tensors.size() * ops::kSquareEntries * sizeof(double)));
     auto* norm = arrays.put(std::vector<ops::GradNorm>{{1, 1, -1, 0}});
     auto* loss_scale = arrays.put(std::vector<float>{1});
     auto* scalars = arrays.put(
@@ -296,7 +298,7 @@ template <class T> void add_update(std::vector<Case>& cases, Arrays& arrays, con
                                  .scalars = scalars,
                                  .grad_norm = norm,
                                  .n_chunks = n};
-    ops::GradNormFinish finish{norm, sums, chunks, loss_scale, n, 1.0f};
+    ops::GradNormFinish finish{norm, sums, loss_scale, int(layout.tensors.size()), 1.0f};
     cases.push_back(case_of("squared sums", 1, ops::squared_sums, squares, layout.elements));
     cases.push_back(case_of("gradient norm", 1, ops::grad_norm_finish, finish));
     cases.push_back(case_of("adamw update", 1, ops::elementwise_update, adamw, layout.elements));

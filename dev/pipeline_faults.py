@@ -79,8 +79,6 @@ FAULTS = [
      "    for (ops::Chunk& chunk : chunks) chunk.tensor = layout.tensors[size_t(chunk.tensor)].number;\n", "", BITS),
     (TENSORS, "chunks begin with buckets, not with layers", "is_tied, o.deterministic_reduce};", "is_tied, false};",
      ORDERS),
-    (TENSORS, "the chunks of the norm have the order of stages", "std::ranges::sort(chunks, {}, &ops::Chunk::index);",
-     "", ORDERS),
     (TENSORS, "a tied embedding is counted twice", "return tensor.is_copy || (", "return (", STAGES),
     (TENSORS, "the final norm counts as a copy", "tensor.bucket == layout.output_buckets.back();",
      "tensor.bucket >= layout.output_buckets.front();", STAGES),

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "kernels/base/check.h"
+#include "kernels/base/exact_squares.h"
 #include "kernels/ops.h"  // IWYU pragma: export
 
 namespace ops {
@@ -176,7 +177,8 @@ inline Work work_of(const Add& op) {
 }
 
 inline Work work_of(const GradNormFinish& op) {
-    return {"grad_norm_finish", 0, double(op.n_chunks) * sizeof(double), format("chunks %d", op.n_chunks)};
+    return {"grad_norm_finish", 0, double(op.n_tensors) * kSquareEntries * sizeof(double),
+            format("tensors %d", op.n_tensors)};
 }
 
 // The arguments of ops on chunks do not contain the number of elements, so the caller passes it.

@@ -9,7 +9,7 @@ namespace ops {
 
 // ---------------------------------------------------------------------------------------------------------------------
 // The update. Masters and gradients are flat arrays, split into chunks. Gradients are FP32. Each chunk is within one
-// tensor, and the split depends only on the tensors, so sums over chunks have the same order for any number of ranks.
+// tensor, and the split depends only on the tensors, so trust_sums have the same order for any number of ranks.
 // The flat arrays of a rank hold only the chunks that it owns.
 
 inline constexpr int kChunkElements = 1 << 14;
@@ -33,9 +33,10 @@ struct GradNorm {
     int reserved;
 };
 
-// Sum of squares of each chunk. In double, so that it is non-finite if and only if an element is.
+// Adds the squares of each tensor. The additions are exact, so their order does not matter, neither here nor over
+// chunks and ranks: see kernels/base/exact_squares.h.
 struct SquaredSums {
-    double* out;          // (chunks of all ranks)  =, at the index of each chunk
+    double* out;          // (tensors, kSquareEntries)  +=
     const float* values;  // flat
     const Chunk* chunks;  // (n_chunks), any subset, in any order
     int n_chunks;
@@ -45,10 +46,9 @@ void squared_sums(const SquaredSums& op, Stream stream);
 // norm = sqrt(sum of sums) / loss_scale, scale = min(1, clip / (norm + 1e-6)) / loss_scale, as torch's clip_grad_norm_.
 struct GradNormFinish {
     GradNorm* out;            // (1)  =
-    const double* sums;       // (n_chunks), from squared_sums
-    const Chunk* chunks;      // (n_chunks), all chunks in the order of their index
+    const double* sums;       // (n_tensors, kSquareEntries), from squared_sums
     const float* loss_scale;  // (1)
-    int n_chunks;
+    int n_tensors;
     float clip;  // 0: no clipping
 };
 void grad_norm_finish(const GradNormFinish& op, Stream stream);

@@ -131,7 +131,7 @@ void direct_factored(GptState& s, const RuleState& rule) {
     const ops::Chunk* chunks = s.update_chunks + rule.first_chunk;
     const size_t n_sums = 2 * (state.rows + state.cols);
     double* col_sums = state.sums + 2 * state.rows;
-    ops::fill({.out = reinterpret_cast<float*>(state.sums), .count = 2 * n_sums, .value = 0}, s.stream);
+    clear(state.sums, n_sums, s.stream);
     run(s.stream, ops::factor_sums,
         {.rows = state.sums,
          .cols = col_sums,

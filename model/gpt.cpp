@@ -94,9 +94,8 @@ Gpt::Gpt(const GptOptions& options, const GridComm& comm) {
     if (options.training) {
         const std::vector<ops::Chunk> grid = chunk_grid(s.layout);
         const std::vector<ops::Chunk> own = owned_chunks(s.layout, grid, options.rank, !options.is_sharded());
-        s.host_all_chunks = chunks_of_model(options);
         s.host_own_chunks = counted_once(s.layout, own);
-        copy_to_device(s.all_chunks, s.host_all_chunks.data(), s.n_all_chunks * sizeof(ops::Chunk), s.stream);
+        copy_chunks(s, s.grid, grid);
         copy_chunks(s, s.own_chunks, s.host_own_chunks);
         s.host_update_chunks = update_chunks(options, s.layout, s.update, options.is_sharded() ? own : grid);
         copy_chunks(s, s.update_chunks, s.host_update_chunks);
@@ -178,9 +177,7 @@ void Gpt::begin_step(const StepSettings& settings) {
     s.first_norm_squared = 0;
     s.first_sample = settings.first_sample;
     s.drops = s.options.dropout > 0;
-    if (s.comms.world.size == 1) return;
-    std::fill(s.host_sums.begin(), s.host_sums.end(), 0.0);
-    copy_to_device(s.sums, s.host_sums.data(), s.host_sums.size() * sizeof(double), s.stream);
+    clear(s.sums, step_sums(s).count(), s.stream);
 }
 
 // Returns the masks of a micro-step's input, which depend on the number of each sample in the run. The keys are in

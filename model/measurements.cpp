@@ -1,14 +1,15 @@
 #include "model/measurements.h"
 
-#include <algorithm>
 #include <cmath>
 #include <numeric>
 
+#include "kernels/base/exact_squares.h"
 #include "kernels/device.h"
 #include "kernels/op_stream.h"
 #include "kernels/ops.h"
 #include "model/sharding.h"
 #include "model/state.h"
+#include "model/tensors.h"
 
 // The rows' mean and rstd are already on the device: the mean square of a row is mean^2 + 1 / rstd^2 - eps, for RMSNorm
 // without the mean.
@@ -27,11 +28,17 @@ void measure_residual(GptState& s, const NormActivations& norm, size_t place) {
     s.residual_rms[place] = std::sqrt(sum < 0 ? 0 : sum / double(rows));  // rounding can make it negative
 }
 
-std::vector<double> tensor_norms(const GptState& s) {
-    std::vector<double> sums(s.host_all_chunks.size()), norms(s.layout.names.size());
+// Returns the sum of squares of each tensor's gradient.
+static std::vector<double> tensor_squares(const GptState& s) {
+    std::vector<double> sums(step_sums(s).squares), squares;
     copy_to_host(sums.data(), s.sums, sums.size() * sizeof(double), s.stream);
     synchronize(s.stream);
-    for (const ops::Chunk& chunk : s.host_all_chunks) norms[size_t(chunk.tensor)] += sums[size_t(chunk.index)];
+    for (size_t i = 0; i < sums.size(); i += ops::kSquareEntries) squares.push_back(ops::sum_of_bins(&sums[i]));
+    return squares;
+}
+
+std::vector<double> tensor_norms(const GptState& s) {
+    std::vector<double> norms = tensor_squares(s);
     for (double& norm : norms) norm = std::sqrt(norm) / double(s.host_loss_scale);
     return norms;
 }
@@ -53,16 +60,11 @@ double gradients_squared(GptState& s) {
     run(s.stream, ops::squared_sums,
         {.out = s.sums,
          .values = is_whole ? first_gradients(s) : s.own_grad,
-         .chunks = is_whole ? s.all_chunks : s.own_chunks,
-         .n_chunks = int(is_whole ? s.host_all_chunks.size() : s.host_own_chunks.size())},
+         .chunks = is_whole ? s.grid : s.own_chunks,
+         .n_chunks = int(is_whole ? chunk_count(s.layout) : s.host_own_chunks.size())},
         {.elements = is_whole ? s.layout.elements : s.layout.shard_elements});
-    std::vector<double> sums(s.host_all_chunks.size());
-    const size_t bytes = sums.size() * sizeof(double);
-    copy_to_host(sums.data(), s.sums, bytes, s.stream);
-    synchronize(s.stream);
-    const double sum = std::accumulate(sums.begin(), sums.end(), 0.0);
-    std::ranges::fill(sums, 0.0);
-    copy_to_device(s.sums, sums.data(), bytes, s.stream);
-    synchronize(s.stream);
-    return sum / (double(s.host_loss_scale) * double(s.host_loss_scale));
+    const std::vector<double> squares = tensor_squares(s);
+    clear(s.sums, step_sums(s).squares, s.stream);
+    return std::accumulate(squares.begin(), squares.end(), 0.0) /
+           (double(s.host_loss_scale) * double(s.host_loss_scale));
 }

@@ -8,7 +8,7 @@
 // Writes the root mean square of a norm's input to element `place` of GptState::residual_rms. Waits for the device.
 void measure_residual(GptState& s, const NormActivations& norm, size_t place);
 
-// Returns the norm of each tensor's gradient, from the update's sums over all ranks' chunks. Waits for the device.
+// Returns the norm of each tensor's gradient, from the update's sums over all ranks. Waits for the device.
 std::vector<double> tensor_norms(const GptState& s);
 
 // Returns the squared norm of the gradients so far: of this rank's whole gradients, or of its part of the sums over

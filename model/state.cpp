@@ -253,16 +253,15 @@ GptState place_state(const GptOptions& options, Arena& arena) {
         place_gradients(s, arena);
         place_optimizers(s, arena);
         const size_t n_chunks = chunk_count(s.layout);
-        s.n_all_chunks = s.layout.first_chunks.back() * size_t(options.tensor_parallel.size);
         const size_t n_own_chunks = owned_chunk_count(s.layout, options.rank);
-        s.all_chunks = arena.take<ops::Chunk>("control", "all_chunks", s.n_all_chunks);
+        s.grid = arena.take<ops::Chunk>("control", "grid", n_chunks);
         s.own_chunks = arena.take<ops::Chunk>("control", "own_chunks", n_own_chunks);
         s.update_chunks = arena.take<ops::Chunk>(
             "control", "update_chunks",
             max_update_chunks(s.layout, s.update, options.is_sharded() ? n_own_chunks : n_chunks));
         if (s.update.has_layers()) {
             const size_t layers = s.layout.tensors.size() * kMaxStacked;
-            s.trust.n_sums = s.n_all_chunks * kMaxStacked;
+            s.trust.n_sums = s.layout.first_chunks.back() * size_t(options.tensor_parallel.size) * kMaxStacked;
             s.trust.layers = arena.take<ops::Layer>("control", "layers", layers);
             s.trust.sums = arena.take<double>("control", "trust_sums", 2 * s.trust.n_sums);
             s.trust.ratios = arena.take<float>("control", "trust_ratios", layers);

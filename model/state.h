@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels/base/dropout.h"
+#include "kernels/base/exact_squares.h"
 #include "kernels/device.h"
 #include "kernels/op_stream.h"
 #include "kernels/ops.h"
@@ -96,11 +97,9 @@ struct GptState {
     std::vector<ops::AttentionDecode::Place> cached;  // per cached sequence: its length and its document's start
     ops::AttentionDecode::Place* places = nullptr;    // (cached sequences)
     int* positions = nullptr;                         // (cached sequences), the positions of `places`
-    size_t n_all_chunks = 0;
-    // Empty in a plan, which only counts the chunks.
-    std::vector<ops::Chunk> host_all_chunks, host_own_chunks;
-    ops::Chunk* all_chunks = nullptr;  // the whole grid
-    ops::Chunk* own_chunks = nullptr;  // the chunks whose squares this rank sums, in own_grad
+    std::vector<ops::Chunk> host_own_chunks;          // empty in a plan, which only counts the chunks
+    ops::Chunk* grid = nullptr;                       // chunk_grid()
+    ops::Chunk* own_chunks = nullptr;                 // the chunks whose squares this rank sums, in own_grad
     // The owned part of a tied embedding's gradient: the other stage's, or the sum of the head's over ranks.
     float* tied = nullptr;
     float* summed = nullptr;  // the gradients with Division::summed, for their sum; null with one rank in `group`
@@ -147,17 +146,22 @@ inline size_t owned_elements(const GptState& s) {
 // The layout of GptState::sums: each rank fills in its own entries and leaves the others 0, and the all-reduce sums
 // them.
 struct StepSums {
-    size_t chunks;       // squared sums, one per chunk of the grid
+    size_t squares;      // sums of the gradients' squares, kSquareEntries per tensor of the model
     size_t losses;       // then loss sums, one per rank and micro-step: rank * micro_steps + index
     size_t losses_each;  // this step's micro_steps
     size_t votes;        // then the caller's votes
-    size_t count() const { return chunks + losses + votes; }
-    size_t loss(int rank, int index) const { return chunks + size_t(rank) * losses_each + size_t(index); }
-    size_t first_vote() const { return chunks + losses; }
+    size_t count() const { return squares + losses + votes; }
+    size_t loss(int rank, int index) const { return squares + size_t(rank) * losses_each + size_t(index); }
+    size_t first_vote() const { return squares + losses; }
 };
 inline StepSums step_sums(const GptState& s) {
     const size_t each = size_t(s.micro_steps);
-    return {s.n_all_chunks, each * size_t(s.options.ranks), each, size_t(s.options.votes)};
+    return {s.layout.names.size() * ops::kSquareEntries, each * size_t(s.options.ranks), each, size_t(s.options.votes)};
+}
+
+// Sets numbers in device memory to 0.
+inline void clear(double* values, size_t count, Stream stream) {
+    ops::fill({.out = reinterpret_cast<float*>(values), .count = 2 * count, .value = 0}, stream);
 }
 
 // Returns the head's parameters: the embedding's if tied, unless their gradients are apart.

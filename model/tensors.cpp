@@ -353,17 +353,6 @@ std::vector<ops::Chunk> with_other_parts(const TensorLayout& layout, const std::
     return chunks;
 }
 
-std::vector<ops::Chunk> chunks_of_model(const GptOptions& options) {
-    std::vector<ops::Chunk> chunks;
-    for (const TensorLayout& layout : lay_out_stages(options)) {
-        std::vector<ops::Chunk> grid = chunk_grid(layout);
-        std::erase_if(grid, [&](const ops::Chunk& chunk) { return layout.tensors[size_t(chunk.tensor)].is_copy; });
-        std::ranges::move(with_numbers(layout, with_other_parts(layout, grid)), std::back_inserter(chunks));
-    }
-    std::ranges::sort(chunks, {}, &ops::Chunk::index);
-    return chunks;
-}
-
 std::vector<ops::Chunk> with_numbers(const TensorLayout& layout, std::vector<ops::Chunk> chunks) {
     for (ops::Chunk& chunk : chunks) chunk.tensor = layout.tensors[size_t(chunk.tensor)].number;
     return chunks;

@@ -99,7 +99,7 @@ inline size_t round_up(size_t count, size_t unit) { return (count + unit - 1) / 
 // the last stage has the final norm and the head after its layers. A tied embedding is on the first and on the last
 // stage, alone in its bucket, so that ranks divide both in the same way. With
 // deterministic_reduce each layer and each group of other tensors begins a chunk of chunk_grid(), so that the grid is
-// the same for any number of stages.
+// the same for any number of stages, and so are the sums of a layerwise update.
 struct TensorLayout {
     GptShape shape;  // this rank's part of `whole`
     GptShape whole;
@@ -169,10 +169,6 @@ std::vector<ops::Chunk> chunk_grid(const TensorLayout& layout);
 
 // Returns the chunks of all ranks of a TensorParallel, in the order of their index, given one rank's grid.
 std::vector<ops::Chunk> with_other_parts(const TensorLayout& layout, const std::vector<ops::Chunk>& grid);
-
-// Returns the chunks of all ranks that have parts of the same model, in the order of their index. Their `tensor` is in
-// TensorLayout::names.
-std::vector<ops::Chunk> chunks_of_model(const GptOptions& options);
 
 // Returns the chunks with `tensor` in TensorLayout::names.
 std::vector<ops::Chunk> with_numbers(const TensorLayout& layout, std::vector<ops::Chunk> chunks);

@@ -308,32 +308,28 @@ void apply_directions(const GptState& s, int first_chunk, int n_chunks, ConstVie
 }
 
 void update(GptState& s) {
-    const int n_own = int(s.host_own_chunks.size()), n_all = int(s.host_all_chunks.size());
+    const int n_own = int(s.host_own_chunks.size());
     const StepSums sums = step_sums(s);
     s.update_time.start(s.stream);
     run(s.stream, ops::squared_sums, {.out = s.sums, .values = s.own_grad, .chunks = s.own_chunks, .n_chunks = n_own},
         note_of(s.host_own_chunks.data(), n_own, s));
     s.update_time.stop(s.stream);
     if (s.group.comm.rank > 0)  // every rank of the group has the losses; rank 0 counts them
-        ops::fill({.out = reinterpret_cast<float*>(s.sums + sums.loss(0, 0)), .count = 2 * sums.losses, .value = 0},
-                  s.stream);
+        clear(s.sums + sums.loss(0, 0), sums.losses, s.stream);
     wait(all_reduce_sum(s.sums, sums.count(), s.comms.world, s.stream), s.comms.world, s.stream);
     s.update_time.start(s.stream);
     run(s.stream, ops::grad_norm_finish,
         {.out = s.grad_norm,
          .sums = s.sums,
-         .chunks = s.all_chunks,
          .loss_scale = s.loss_scale,
-         .n_chunks = n_all,
+         .n_tensors = int(s.layout.names.size()),
          .clip = float(s.options.optimizer.grad_clip)});
 
     // Without shards, a rank measures only its own part of the gradients, so that each is counted once, but updates all
     // parameters.
     begin_matrices(s);
     for (const RuleState& rule : s.update.rules) {
-        if (optimizer_row(rule.rule).is_layerwise())
-            ops::fill({.out = reinterpret_cast<float*>(s.trust.sums), .count = 4 * s.trust.n_sums, .value = 0},
-                      s.stream);
+        if (optimizer_row(rule.rule).is_layerwise()) clear(s.trust.sums, 2 * s.trust.n_sums, s.stream);
         switch (optimizer_row(rule.rule).scope) {
             case UpdateScope::element:
                 run(s.stream, ops::elementwise_update, elementwise_update(s, rule),

@@ -2,6 +2,7 @@
 
 #include <atomic>
 
+#include "kernels/base/exact_squares.h"
 #include "kernels/base/rounding.h"
 #include "kernels/cpu/parallel.h"
 #include "kernels/device.h"
@@ -121,9 +122,23 @@ template <class Body> void for_rows(const Chunk& chunk, const FactorLayer& layer
 }
 
 // Another thread may add at the same time. The sums are exact, so the order does not matter.
-void add_exactly(double* sums, double high, double low) {
-    std::atomic_ref(sums[0]).fetch_add(high, std::memory_order_relaxed);
-    std::atomic_ref(sums[1]).fetch_add(low, std::memory_order_relaxed);
+void add_exactly(double* sum, double value) { std::atomic_ref(*sum).fetch_add(value, std::memory_order_relaxed); }
+
+void add_exactly(double* sums, double high, double low) { add_exactly(sums, high), add_exactly(sums + 1, low); }
+
+void add_squares(double* sum, const float* values, int count) {
+    uint32_t most = 0;
+#pragma omp simd reduction(max : most)
+    for (int i = 0; i < count; i++) most = std::max(most, magnitude(values[i]));
+    if (most >= kInfinityBits) return add_exactly(sum + kSquareBins, 1);
+    const SquareBins bins(std::bit_cast<float>(most));
+    double high = 0, middle = 0, low = 0;
+#pragma omp simd reduction(+ : high, middle, low)
+    for (int i = 0; i < count; i++) {
+        const SquareParts parts(values[i], bins);
+        high += parts.high, middle += parts.middle, low += parts.low;
+    }
+    add_exactly(sum + bins.first, high, middle), add_exactly(sum + bins.first + 2, low);
 }
 
 void add_chunk(const FactorSums& op, const Chunk& chunk, double unit) {
@@ -175,16 +190,17 @@ constexpr size_t kPart = 1 << 15;  // elements of a matrix that are summed at a 
 void squared_sums(const SquaredSums& op, Stream) {
     parallel_blocks(op.n_chunks, 1, [&](size_t i, size_t) {
         const Chunk& chunk = op.chunks[i];
-        op.out[chunk.index] = squared_sum(op.values + chunk.begin, chunk.count);
+        add_squares(op.out + chunk.tensor * kSquareEntries, op.values + chunk.begin, chunk.count);
     });
 }
 
 void grad_norm_finish(const GradNormFinish& op, Stream) {
     double sum = 0;
     int non_finite_tensor = -1;
-    for (int i = 0; i < op.n_chunks; i++) {
-        sum += op.sums[i];
-        if (non_finite_tensor < 0 && !std::isfinite(op.sums[i])) non_finite_tensor = op.chunks[i].tensor;
+    for (int i = 0; i < op.n_tensors; i++) {
+        const double tensor = sum_of_bins(op.sums + i * kSquareEntries);
+        sum += tensor;
+        if (non_finite_tensor < 0 && !std::isfinite(tensor)) non_finite_tensor = i;
     }
     const double norm = std::sqrt(sum) / *op.loss_scale;
     const double coefficient = op.clip > 0 ? std::min(1.0, op.clip / (norm + 1e-6)) : 1.0;

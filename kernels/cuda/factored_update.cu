@@ -2,8 +2,6 @@
 // element: factor_sums 4 bytes (the gradient, a second time from cache), factored_direction 12 (the gradient both ways
 // and the master). Numerics: sums in double. factor_sums adds with atomics, in any order, because its sums are exact.
 
-#include <bit>
-
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/reduce.cuh"
 #include "kernels/cuda/vector.cuh"
@@ -17,20 +15,6 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / kWarpSize;
-
-__device__ void add_exactly(double* sum, double value) {
-    auto* bits = reinterpret_cast<unsigned long long*>(sum);
-    unsigned long long seen, old = 0;
-    do {
-        seen = old;
-        old = atomicCAS(bits, seen, std::bit_cast<unsigned long long>(std::bit_cast<double>(seen) + value));
-    } while (old != seen);
-}
-
-__device__ void add_exactly(double* sums, double high, double low) {
-    if (high != 0) add_exactly(sums, high);
-    if (low != 0) add_exactly(sums + 1, low);
-}
 
 // A warp per row of the chunk, then a thread per column.
 __global__ void __launch_bounds__(kThreads) factor_sums_kernel(FactorSums op) {

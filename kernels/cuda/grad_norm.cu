@@ -1,8 +1,8 @@
 // The Euclidean norm of all gradients, and whether they are finite. The normalization of a matrix by its norm.
 //
-// squared_sums: one block per chunk, packs of 4 floats, sums in double; 4 bytes per element. The square of a float
-// never overflows a double, so a sum is finite if and only if its elements are. grad_norm_finish: one block over the
-// chunks' sums. The order of both sums depends only on the chunks, not on their place in memory or on the GPU.
+// squared_sums: one block per chunk, whose elements wait in registers, in packs of 4 floats, for the largest; 4 bytes
+// per element. It adds with atomics, in any order, because its sums are exact. grad_norm_finish: one block, a thread
+// per tensor, in an order that depends only on the number of tensors.
 //
 // frobenius_normalize: the first kernel sums the squares of at most 1024 parts, one block each. In the second, every
 // block adds all parts' sums in the same order, and divides its part. Reads inp twice, the second time from L2 if the
@@ -10,6 +10,7 @@
 // block each; the order depends only on `rows` and `cols`.
 #include <cmath>
 
+#include "kernels/base/exact_squares.h"
 #include "kernels/cuda/ptx.cuh"
 #include "kernels/cuda/reduce.cuh"
 #include "kernels/cuda/vector.cuh"
@@ -48,14 +49,45 @@ template <bool kAligned, class T> __device__ double sum_of_squares(const T* __re
     return sum;
 }
 
+struct ExactShared {
+    uint32_t most[kWarps];
+    double high[kWarps], middle[kWarps], low[kWarps];
+};
+
+template <bool kAligned> __device__ void add_squares(double* sum, const float* __restrict__ values, int count) {
+    constexpr int kPacks = kChunkElements / (kThreads * kPackSize<float>);
+    ExactShared& shared = shared_memory<ExactShared>();
+    Floats<float, kPackSize<float>> x[kPacks];
+    uint32_t most = 0;
+#pragma unroll
+    for (int k = 0; k < kPacks; k++) {
+        const int i = (k * kThreads + int(threadIdx.x)) * kPackSize<float>;
+        x[k] = unpack(load_some<kAligned>(values + i, count - i));
+    }
+#pragma unroll
+    for (const auto& pack : x)
+        for (const float value : pack.value) most = max(most, magnitude(value));
+    most = block_reduce(most, shared.most, Max());
+    const SquareBins bins(std::bit_cast<float>(most));
+    double high = 0, middle = 0, low = 0;
+#pragma unroll
+    for (const auto& pack : x)
+        for (const float value : pack.value) {
+            const SquareParts parts(value, bins);
+            high += parts.high, middle += parts.middle, low += parts.low;
+        }
+    high = block_sum(high, shared.high), middle = block_sum(middle, shared.middle), low = block_sum(low, shared.low);
+    if (threadIdx.x > 0) return;
+    if (most >= kInfinityBits) return add_exactly(sum + kSquareBins, 1, 0);
+    add_exactly(sum + bins.first, high, middle), add_exactly(sum + bins.first + 2, low, 0);
+}
+
 __global__ void __launch_bounds__(kThreads) squared_sums_kernel(SquaredSums op) {
-    SquaredSumsShared& s_sum = shared_memory<SquaredSumsShared>();
     const Chunk chunk = op.chunks[blockIdx.x];
     const float* values = op.values + chunk.begin;
+    double* sum = op.out + chunk.tensor * kSquareEntries;
     const bool aligned = reinterpret_cast<uintptr_t>(values) % sizeof(Pack<float>) == 0;
-    double sum = aligned ? sum_of_squares<true>(values, chunk.count) : sum_of_squares<false>(values, chunk.count);
-    sum = block_sum(sum, s_sum);
-    if (threadIdx.x == 0) op.out[chunk.index] = sum;
+    aligned ? add_squares<true>(sum, values, chunk.count) : add_squares<false>(sum, values, chunk.count);
 }
 
 struct FinishShared {
@@ -65,12 +97,12 @@ struct FinishShared {
 
 __global__ void __launch_bounds__(kThreads) grad_norm_finish_kernel(GradNormFinish op) {
     FinishShared& s = shared_memory<FinishShared>();
-    const double* __restrict__ sums = op.sums;
     double sum = 0;
-    int first_non_finite = op.n_chunks;
-    for (int i = int(threadIdx.x); i < op.n_chunks; i += kThreads) {
-        sum += sums[i];
-        if (!(fabs(sums[i]) < INFINITY)) first_non_finite = min(first_non_finite, i);
+    int first_non_finite = op.n_tensors;
+    for (int i = int(threadIdx.x); i < op.n_tensors; i += kThreads) {
+        const double tensor = sum_of_bins(op.sums + i * kSquareEntries);
+        sum += tensor;
+        if (!(tensor < INFINITY)) first_non_finite = min(first_non_finite, i);
     }
     sum = block_sum(sum, s.sum);
     first_non_finite = block_reduce(first_non_finite, s.first_non_finite, Min());
@@ -81,7 +113,7 @@ __global__ void __launch_bounds__(kThreads) grad_norm_finish_kernel(GradNormFini
     if (op.clip > 0 && op.clip / (norm + 1e-6) < 1) coefficient = op.clip / (norm + 1e-6);
     *op.out = {.norm = float(norm),
                .scale = float(coefficient / loss_scale),
-               .non_finite_tensor = first_non_finite < op.n_chunks ? op.chunks[first_non_finite].tensor : -1,
+               .non_finite_tensor = first_non_finite < op.n_tensors ? first_non_finite : -1,
                .reserved = 0};
 }
 
@@ -165,8 +197,8 @@ __global__ void __launch_bounds__(kThreads) row_normalize_kernel(RowNormalize op
 
 void squared_sums(const SquaredSums& op, Stream stream) {
     if (op.n_chunks <= 0) return;
-    launch(squared_sums_kernel,
-           {"squared_sums", blocks_for(size_t(op.n_chunks), 1), kThreads, sizeof(SquaredSumsShared)}, stream, op);
+    launch(squared_sums_kernel, {"squared_sums", blocks_for(size_t(op.n_chunks), 1), kThreads, sizeof(ExactShared)},
+           stream, op);
 }
 
 void grad_norm_finish(const GradNormFinish& op, Stream stream) {

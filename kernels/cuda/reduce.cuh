@@ -40,6 +40,7 @@ struct Sum {
 };
 struct Max {
     __device__ float operator()(float a, float b) const { return fmaxf(a, b); }
+    __device__ uint32_t operator()(uint32_t a, uint32_t b) const { return max(a, b); }
 };
 struct Min {
     __device__ int operator()(int a, int b) const { return min(a, b); }
@@ -48,4 +49,10 @@ struct Min {
 template <class V> __device__ inline V warp_sum(V value) { return warp_reduce(value, Sum()); }
 template <int kWarps, class V> __device__ inline V block_sum(V value, V (&s_part)[kWarps]) {
     return block_reduce(value, s_part, Sum());
+}
+
+// Another block may add at the same time. Only for sums that are exact, so that the order does not matter.
+__device__ inline void add_exactly(double* sums, double high, double low) {
+    if (high != 0) atomicAdd(sums, high);
+    if (low != 0) atomicAdd(sums + 1, low);
 }

@@ -4,6 +4,7 @@
 #include <functional>
 #include <limits>
 
+#include "kernels/base/exact_squares.h"
 #include "kernels/cpu/vector_math.h"
 #include "kernels/ops.h"
 #include "model/update.h"
@@ -398,14 +399,13 @@ TEMPLATE_TEST_CASE("update: any number of threads gives the same bits", "[thread
         auto master = output<float>(kCount), m = output<float>(kCount);
         auto v = Array<float>("v", Role::output, absolute(random_values(kCount, 5)));
         auto param = output<T>(kCount);
-        Array<double> sums("sums", Role::output, nans(cut.size()));
+        Array<double> sums("sums", Role::output, std::vector<double>(3 * ops::kSquareEntries));
         Array<ops::GradNorm> norm("norm", Role::output, std::vector<ops::GradNorm>(1));
         ops::squared_sums({sums.on(device), grad.on(device), chunks.on(device), n_chunks}, Stream());
         ops::grad_norm_finish({.out = norm.on(device),
                                .sums = sums.on(device),
-                               .chunks = chunks.on(device),
                                .loss_scale = loss_scale.on(device),
-                               .n_chunks = n_chunks,
+                               .n_tensors = 3,
                                .clip = 1.0f},
                               Stream());
         for (const OptimizerKind rule : {OptimizerKind::adamw, OptimizerKind::sgd}) {

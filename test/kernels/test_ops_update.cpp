@@ -1,4 +1,4 @@
-// squared_sums, grad_norm_finish, elementwise_update, trust_sums and trust_ratios against ref::.
+// elementwise_update, trust_sums and trust_ratios against ref::.
 #include <cstddef>
 
 #include "kernels/shared/update_rules.h"
@@ -8,91 +8,6 @@
 #include "test/support/random_values.h"
 #include "test/support/tolerance.h"
 #include "test/support/update_chunks.h"
-
-namespace {
-
-ops::GradNorm grad_norm_of(const std::vector<float>& gradients, float loss_scale, float clip) {
-    Array<float> values("values", Role::input, gradients);
-    Array<ops::Chunk> chunks("chunks", Role::input, chunks_of_all_tensors());
-    int n_chunks = int(chunks.host.size());
-    Array<double> sums("sums", Role::output, nans(n_chunks));
-    Array<float> scale("loss_scale", Role::input, std::vector<float>{loss_scale});
-    Array<ops::GradNorm> out("out", Role::output, std::vector<ops::GradNorm>(1));
-    OnDevice<float> device;
-    std::vector<ops::Chunk> reversed = chunks_of_all_tensors();
-    std::reverse(reversed.begin(), reversed.end());
-    Array<ops::Chunk> any_order("chunks in another order", Role::input, reversed);
-    ops::squared_sums({sums.on(device), values.on(device), any_order.on(device), n_chunks}, Stream());
-    ops::grad_norm_finish({out.on(device), sums.on(device), chunks.on(device), scale.on(device), n_chunks, clip},
-                          Stream());
-    ref::squared_sums({sums.host.data(), values.host.data(), chunks.host.data(), n_chunks});
-    ref::grad_norm_finish({out.host.data(), sums.host.data(), chunks.host.data(), scale.host.data(), n_chunks, clip});
-    ops::GradNorm got = out.fetch()[0];
-    CHECK(got.non_finite_tensor == out.host[0].non_finite_tensor);
-    if (out.host[0].non_finite_tensor < 0) {
-        // Sums in double have negligible errors; a root, two divisions and a minimum in float or wider.
-        CHECK(std::abs(got.norm - out.host[0].norm) <= 4 * kRoundoff * out.host[0].norm);
-        CHECK(std::abs(got.scale - out.host[0].scale) <= 8 * kRoundoff * out.host[0].scale);
-        check_close(sums, [&](size_t i) { return 2 * (chunks.host[i].count + 1) * 0x1p-53 * sums.host[i]; });
-    }
-    return got;
-}
-
-std::vector<float> random_gradients(double width) {
-    std::vector<double> values = random_values(element_count(), 1, width);
-    return {values.begin(), values.end()};
-}
-
-}  // namespace
-
-// Squares of 1e30 and of 1e-30 are beyond float's range on either side; for a norm of 3e-6 the 1e-6 that torch adds
-// to it matters.
-TEST_CASE("squared_sums and grad_norm_finish", "[ops]") {
-    for (double width : {1.0, 1e30, 1e-30, 1e-8})
-        for (float clip : {0.0f, 1.0f, 1e6f, 1e-6f})
-            for (float loss_scale : {1.0f, 65536.0f}) {
-                INFO("width " << width << ", clip " << clip << ", loss_scale " << loss_scale);
-                ops::GradNorm norm = grad_norm_of(random_gradients(width), loss_scale, clip);
-                double expected = width * std::sqrt(double(element_count()) / 3) / loss_scale;  // of uniform numbers
-                CHECK(std::abs(norm.norm / expected - 1) < 0.01);
-                bool is_clipped = clip > 0 && norm.norm > clip;
-                CHECK((norm.scale * loss_scale < 0.9999f) == is_clipped);
-                CHECK(norm.non_finite_tensor == -1);
-            }
-}
-
-// The sums do not depend on the gradients' address: a shard begins at another address than the whole.
-TEST_CASE("squared_sums: the same bits at every address", "[ops]") {
-    std::vector<double> sums[2];
-    for (int shift : {0, 1}) {
-        Array<float> values("values", Role::input, random_gradients(1), shift);
-        Array<ops::Chunk> chunks("chunks", Role::input, chunks_of_all_tensors());
-        Array<double> out("out", Role::output, nans(chunks.host.size()));
-        OnDevice<float> device;
-        ops::squared_sums({out.on(device), values.on(device), chunks.on(device), int(chunks.host.size())}, Stream());
-        sums[shift] = out.fetch();
-    }
-    CHECK(sums[0] == sums[1]);
-}
-
-TEST_CASE("grad_norm_finish: gradients that are all zero", "[ops]") {
-    ops::GradNorm norm = grad_norm_of(std::vector<float>(element_count(), 0.0f), 8, 1);
-    CHECK(norm.norm == 0);
-    CHECK(norm.scale == 0.125f);
-    CHECK(norm.non_finite_tensor == -1);
-}
-
-TEST_CASE("grad_norm_finish: reports the first tensor that is not finite", "[ops]") {
-    for (float bad : {NAN, INFINITY, -INFINITY})
-        for (int tensor = 0; tensor < kTensors; tensor++) {
-            INFO("a gradient of " << bad << " in tensor " << tensor);
-            std::vector<float> gradients = random_gradients(1);
-            gradients[begin_of(tensor) + kTensorSizes[tensor] - 1] = bad;
-            CHECK(grad_norm_of(gradients, 1, 1).non_finite_tensor == tensor);
-            gradients[begin_of(kTensors - 1)] = -bad;
-            CHECK(grad_norm_of(gradients, 1, 1).non_finite_tensor == tensor);
-        }
-}
 
 namespace {
 
@@ -353,19 +268,6 @@ template <class T> ops::ElementwiseUpdate far(ops::ElementwiseUpdate op, const o
 }
 
 }  // namespace
-
-TEST_CASE("squared_sums beyond 2^32 elements", "[ops]") {
-    Array<float> values("values", Role::input, random_gradients(1));
-    Array<ops::Chunk> near_chunks("chunks", Role::input, chunks_of_all_tensors());
-    Array<ops::Chunk> far_chunks("far chunks", Role::input, far(chunks_of_all_tensors()));
-    const int n_chunks = int(near_chunks.host.size());
-    Array<double> out("out", Role::output, nans(size_t(n_chunks)));
-    Array<double> expected("expected", Role::output, nans(size_t(n_chunks)));
-    OnDevice<float> device;
-    ops::squared_sums({expected.on(device), values.on(device), near_chunks.on(device), n_chunks}, Stream());
-    ops::squared_sums({out.on(device), values.on(device) - kFar, far_chunks.on(device), n_chunks}, Stream());
-    check_same_bits(out, expected.fetch());
-}
 
 TEMPLATE_TEST_CASE("elementwise_update beyond 2^32 elements", "[ops]", float, bf16) {
     using T = TestType;

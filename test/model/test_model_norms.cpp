@@ -67,6 +67,22 @@ TEST_CASE("a measured step returns the norm of each tensor's gradient", "[model]
         }
 }
 
+// With other buckets, chunks end at other elements.
+TEST_CASE("a measured step's norms have the same bits for any grid of chunks", "[model]") {
+    std::vector<double> norms[2];
+    std::vector<int> counts[2];
+    for (const int shares : {0, 1}) {
+        GptOptions options = two_micro_steps(Dtype::fp32);
+        options.shape.n_embd = 96, options.bucket_bytes = shares ? 1 << 30 : 0;
+        Gpt gpt(options, comm_single());
+        gpt.initialize(42);
+        norms[shares] = measured_step(gpt, true).tensor_norms;
+        for (const ops::Chunk& chunk : chunk_grid(gpt.layout())) counts[shares].push_back(chunk.count);
+    }
+    CHECK(counts[0] != counts[1]);
+    CHECK(norms[0] == norms[1]);
+}
+
 // With projections of zero, only embeddings and biases contribute to the residual stream; they differ between places.
 TEST_CASE("a measured step returns the residual stream of its last micro-step", "[model]") {
     for (Recompute recompute : {Recompute::none, Recompute::block}) {

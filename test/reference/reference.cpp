@@ -420,15 +420,15 @@ void cast_columns(const ops::CastColumns& op) {
     });
 }
 
-// out[i] = sum of values[e]^2 over the elements e of chunk i
+// out[t] += sum of values[e]^2 over the elements e of the chunks of tensor t. A number takes the place of bins.
 void squared_sums(const ops::SquaredSums& op) {
     for (int i = 0; i < op.n_chunks; i++) {
-        double& sum = op.out[op.chunks[i].index];
-        sum = 0;
+        long double sum = 0;
         for (int e = 0; e < op.chunks[i].count; e++) {
-            double value = op.values[op.chunks[i].begin + e];
+            const long double value = op.values[op.chunks[i].begin + e];
             sum += value * value;
         }
+        op.out[op.chunks[i].tensor] += double(sum);
     }
 }
 
@@ -437,9 +437,9 @@ void squared_sums(const ops::SquaredSums& op) {
 void grad_norm_finish(const ops::GradNormFinish& op) {
     double sum = 0;
     int non_finite_tensor = -1;
-    for (int i = 0; i < op.n_chunks; i++) {
+    for (int i = 0; i < op.n_tensors; i++) {
         sum += op.sums[i];
-        if (!std::isfinite(op.sums[i]) && non_finite_tensor < 0) non_finite_tensor = op.chunks[i].tensor;
+        if (!std::isfinite(op.sums[i]) && non_finite_tensor < 0) non_finite_tensor = i;
     }
     double norm = std::sqrt(sum) / *op.loss_scale;
     double clipping = op.clip > 0 ? std::min(1.0, op.clip / (norm + 1e-6)) : 1;

@@ -425,12 +425,8 @@ TEST_CASE("ref::grad_norm_finish clips like PyTorch", "[reference]") {
     ops::GradNorm norm;
     ref::squared_sums({.out = sums.data(), .values = gradients.data(), .chunks = chunks.data(), .n_chunks = 2});
     for (auto [clip, expected_scale] : {std::pair(1e-6f, 0.5 / 6), std::pair(1.0f, 0.5), std::pair(0.0f, 0.5)}) {
-        ref::grad_norm_finish({.out = &norm,
-                               .sums = sums.data(),
-                               .chunks = chunks.data(),
-                               .loss_scale = &loss_scale,
-                               .n_chunks = 2,
-                               .clip = clip});
+        ref::grad_norm_finish(
+            {.out = &norm, .sums = sums.data(), .loss_scale = &loss_scale, .n_tensors = 2, .clip = clip});
         INFO("clip " << clip << ", norm " << norm.norm << ", scale " << norm.scale);
         CHECK(std::abs(norm.norm - 5e-6) <= 4 * 0x1p-24 * 5e-6);
         CHECK(std::abs(norm.scale - expected_scale) <= 4 * 0x1p-24 * expected_scale);

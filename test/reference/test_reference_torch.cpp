@@ -287,12 +287,11 @@ bool agrees(double ours, double theirs) { return std::abs(ours - theirs) <= kTol
 constexpr float kClip = 1, kWeightDecay = 0.1f;
 
 ops::GradNorm grad_norm(const Parameters& p) {
-    std::vector<double> sums(p.chunks.size());
+    std::vector<double> sums(p.places.size());
     float loss_scale = 1;
     ops::GradNorm norm;
-    int n_chunks = int(p.chunks.size());
-    ref::squared_sums({sums.data(), p.grad.data(), p.chunks.data(), n_chunks});
-    ref::grad_norm_finish({&norm, sums.data(), p.chunks.data(), &loss_scale, n_chunks, kClip});
+    ref::squared_sums({sums.data(), p.grad.data(), p.chunks.data(), int(p.chunks.size())});
+    ref::grad_norm_finish({&norm, sums.data(), &loss_scale, int(sums.size()), kClip});
     return norm;
 }
 

@@ -1,6 +1,7 @@
 // The variables and functions that CUDA gives to kernels.
 #pragma once
 
+#include <atomic>
 #include <bit>
 #include <cmath>
 #include <cstdint>
@@ -174,15 +175,17 @@ void after_atomic(const void* address);
 void thread_fence();
 
 template <class T>
-inline constexpr bool is_atomic =
-    std::is_same_v<T, int> || std::is_same_v<T, unsigned> || std::is_same_v<T, unsigned long long>;
+inline constexpr bool is_atomic = std::is_same_v<T, int> || std::is_same_v<T, unsigned> ||
+                                  std::is_same_v<T, unsigned long long> || std::is_same_v<T, double>;
 
 template <class T, class Operation> T atomic(T* p, Operation operation) {
     static_assert(is_atomic<T>,
-                  "kernels have integer atomics only: sums of floats would depend on the order of blocks");
+                  "kernels have atomics of integers, and of doubles for exact sums: others would depend on "
+                  "the order of blocks");
     before_atomic(p);
-    T old = __atomic_load_n(p, __ATOMIC_RELAXED);
-    while (!__atomic_compare_exchange_n(p, &old, operation(old), false, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {}
+    std::atomic_ref<T> value(*p);
+    T old = value.load(std::memory_order_relaxed);
+    while (!value.compare_exchange_strong(old, operation(old), std::memory_order_relaxed)) {}
     after_atomic(p);
     return old;
 }
