@@ -2,6 +2,7 @@
 host_faults.py."""
 GRID = "program: test_grid.Grid."
 LAYERS, TENSORS, SHARDING, UPDATE = "model/layers.cpp", "model/tensors.cpp", "model/sharding.cpp", "model/update.cpp"
+LINEAR = "model/linear.cpp"
 ATTENTION, INFERENCE, EVALUATE = "model/attention.cpp", "model/inference.cpp", "model/evaluate.cpp"
 STAGE, GPT = "model/stage.cpp", "model/gpt.cpp"
 PIPELINE = "program: test_pipeline.Pipeline."
@@ -21,6 +22,7 @@ REPEATS, WEIGHTS = GRID + "test_a_grid_repeats_its_bits", GRID + "test_initial_w
 NAMES, SAFETENSORS = "model/huggingface.cpp", "runtime/checkpoint/safetensors.cpp"
 SAMPLE, FORMATS = GRID + "test_sample_divides_the_layers", GRID + "test_weights_in_formats_of_other_programs"
 
+BITS = GRID + "test_grids_have_the_bits_of_one_rank"
 SHARED, OPTIMIZERS = GRID + "test_ranks_share_key_value_heads", GRID + "test_optimizers"
 FACTORS, SHAPE = "model/factors.cpp", "model/shape.h"
 CONTROL, NCCL = "runtime/cluster/control_channel.cpp", "kernels/cuda/comm_nccl.cu"
@@ -32,23 +34,62 @@ MEASURED, BALANCED = "commands/plan_measured.cpp", "test_cpu: [plan_measured]"
 SLOW_RANK = "program: test_stragglers.Stragglers.test_a_slow_rank_is_named_and_recovers"
 
 FAULTS = [
-    # ---- layers
+    # ---- terms of sums
+    (LINEAR, "a rank's terms are not added", "    if (n > 1) {\n        const View sum",
+     "    if (n > 99) {\n        const View sum", BITS),
+    (LINEAR, "each term has the bias", "if (group.comm.rank + number > 0) part", "if (group.comm.rank > 0) part", BITS),
+    (LINEAR, "each term has the first input channels", "inp.from(first), w.weight.cols, width",
+     "inp, w.weight.cols, width", BITS),
+    (LINEAR, "each term has the weight's first columns", "w.weight.value.from(first), w.weight.cols",
+     "w.weight.value, w.weight.cols", BITS),
+    (LINEAR, "each term of a gradient has the first output channels", "from = first + number * count,", "from = first,",
+     BITS),
+    (LINEAR, "each term of a gradient has successive channels of qkv",
+     "{x.shape->attention_channels(), part, part}", "{x.shape->attention_channels() + 2 * part}", BITS),
+    (LINEAR, "all terms are in one place", "size_t(number) * size_t(x.rows) * size_t(x.shape->n_embd));",
+     "0 * size_t(number) * size_t(x.rows) * size_t(x.shape->n_embd));", BITS),
+    (LAYERS, "parts of the vocabulary have the logits of the first", "head.logits.from(size_t(part) * size_t(x.rows) *",
+     "head.logits.from(0 * size_t(part) * size_t(x.rows) *", BITS),
+    (LAYERS, "parts of the vocabulary have the weights of the first",
+     "const size_t begin = size_t(part) * size_t(tokens)",
+     "const size_t begin = 0 * size_t(part) * size_t(tokens)", BITS),
+    (LAYERS, "the head's gradient has one term", "sum_rows(x, head.dinp, dall, group.parts);",
+     "sum_rows(x, head.dinp, dall);", BITS),
+    (LAYERS, "the gradients of norms have one term", "w.bias.grad ? x.group->parts : 1", "w.bias.grad ? 1 : 1", BITS),
+    (LAYERS, "the gradients of QK norms have one term", "if (op.dq_weight && x.group->parts > 1)",
+     "if (op.dq_weight && x.group->parts > 99)", BITS),
+    (LAYERS, "the gradients of the first heads remain before QK norm",
+     "        copy(number, whole.dqkv, dqkv_width, dqkv, width, size, true);\n", "", BITS),
+    (LAYERS, "keys' gradients follow the first term of the queries'", "x.group->vectors + (n + number) * size",
+     "x.group->vectors + (1 + number) * size", BITS),
+    (SHARDING, "the gradients of norms are added at the end of a step",
+     "    if (kind == Pass::backward) sum_in_group(s, s.levels[size_t(std::popcount(index))], own);\n", "", BITS),
+    (OPTIONS_HEADER[:-1] + "cpp", "ranks share heads in terms", "std::min(o.tensor_terms, o.shape.kv_heads())",
+     "o.tensor_terms", "test_cpu: terms of sums*"),
+    (OPTIONS_HEADER[:-1] + "cpp", "the smallest number of terms",
+     "parts > o.tensor_parallel.size; parts /= 2)\n        if (tensor",
+     "parts > 99; parts /= 2)\n        if (tensor", BITS),
+    ("kernels/cpu/fill.cpp", "blocks of terms begin with the first term's", "op.terms.from(begin), op.count, op.n",
+     "op.terms, op.count, op.n", "test_cpu: sum_terms*"),
+    ("kernels/cuda/tree_sum.cu", "the first term is added for another one",
+     ".own = op.terms, .others = op.terms, .own_part = 0",
+     ".own = op.terms, .others = op.terms, .own_part = op.n - 1", "test_simt: sum_terms*"),
     # ---- key/value heads that ranks share
-    (LAYERS, "the keys of all ranks are the first's", "head_size() + rank * part);", "head_size());", SHARED),
-    (LAYERS, "values follow the queries", "queries + is_value * x.shape->head_size() + rank", "queries + rank",
+    (LINEAR, "the keys of all ranks are the first's", "head_size() + rank * part);", "head_size());", SHARED),
+    (LINEAR, "values follow the queries", "queries + is_value * x.shape->head_size() + rank", "queries + rank",
      SHARED),
-    (LAYERS, "each rank has only its own keys",
+    (LINEAR, "each rank has only its own keys",
      "    wait(all_gather(x.group->kv_parts.data, own.first.data, bytes, comm, x.stream), comm, x.stream);\n", "",
      SHARED),
-    (LAYERS, "a rank keeps its terms of a shared head's gradients",
+    (LINEAR, "a rank keeps its terms of a shared head's gradients",
      "        wait(reduce_scatter_sum(op, comm, x.stream), comm, x.stream);\n", "", SHARED),
-    (LAYERS, "recomputed channels of a shared head count as kept", "{head.computed.first, false}",
+    (LINEAR, "recomputed channels of a shared head count as kept", "{head.computed.first, false}",
      "{head.computed.first, true}", SHARED),
-    (LAYERS, "the passes of weights get the gradients of whole heads",
+    (LINEAR, "the passes of weights get the gradients of whole heads",
      "        copy_channels(x, {dqkv, head.computed.width}, head.computed, head.computed.width);\n    }\n"
-     "    column_parallel_backward(x, w, inp, dqkv, dinp);",
-     "        return column_parallel_backward(x, w, inp, head.computed.first, dinp);\n    }\n"
-     "    column_parallel_backward(x, w, inp, dqkv, dinp);", SHARED),
+     "    const int part = x.shape->computed_kv_channels() / 2;\n",
+     "        return column_parallel_backward(x, w, inp, head.computed.first, dinp, {});\n    }\n"
+     "    const int part = x.shape->computed_kv_channels() / 2;\n", SHARED),
     (SHAPE, "the parts of a shared head's weights are whole heads",
      "return {attention_channels(), computed_kv_channels() / 2, computed_kv_channels() / 2};",
      "return {attention_channels(), kv_channels() / 2, kv_channels() / 2};", SHARED),
@@ -75,21 +116,23 @@ FAULTS = [
     (FACTORS, "all ranks save the averages of rows", "(is_saved && (is_first || !boxes.empty()))", "is_saved",
      OPTIMIZERS),
     # ---- layers
-    (LAYERS, "each rank adds the bias", "if (x.group->comm.rank > 0) term", "if (x.group->comm.rank > 99) term",
+    (LINEAR, "each rank adds the bias", "if (group.comm.rank + number > 0) part",
+     "if (group.comm.rank + number > 99) part", LOSSES),
+    (LINEAR, "a row-parallel layer's terms are not added",
+     "    sum_rows(x, out.view, terms, group.parts);\n", "", LOSSES),
+    (LINEAR, "the gradient of a column-parallel layer's input is not added",
+     "    const Ticket summed = start_sum(x, dinp, group.terms, group.parts);\n", "    const Ticket summed;\n",
      LOSSES),
-    (LAYERS, "a row-parallel layer's terms are not added",
-     "    linear_forward(x, term, inp, {rows_to_sum(x, out.view), false});\n    sum_rows(x, out.view);\n",
-     "    linear_forward(x, term, inp, {rows_to_sum(x, out.view), false});\n", LOSSES),
-    (LAYERS, "the gradient of a column-parallel layer's input is not added",
-     "    const Ticket summed = start_sum(x, dinp, group.terms);\n", "    const Ticket summed;\n", LOSSES),
-    (LAYERS, "the weight's gradient does not wait for the input", "    wait(gathered, group.comm, x.stream);\n", "",
+    (LINEAR, "the weight's gradient does not wait for the input", "    wait(gathered, group.comm, x.stream);\n", "",
      LOSSES),
-    (LAYERS, "the weight's gradient has this rank's rows only", "linear_backward_weight(x, w, group.gathered, dout);",
+    (LINEAR, "the weight's gradient has this rank's rows only",
+     "linear_backward_weight(x, w, is_gathered ? group.gathered : inp, dout);",
      "linear_backward_weight(x, w, inp, dout);", LOSSES),
-    (LAYERS, "a recomputed sum counts as kept", "{rows_to_sum(x, out.view), false}", "{rows_to_sum(x, out.view), true}",
+    (LINEAR, "a recomputed sum counts as kept", "{term_at(x, terms, number), false}",
+     "{term_at(x, terms, number), true}",
      FAMILIES),
-    (LAYERS, "the head's columns are the first tokens",
-     "    const int first_token = x.group->comm.rank * w.weight.rows;\n", "    const int first_token = 0;\n", LOSSES),
+    (LAYERS, "the head's columns are the first tokens", "(x.group->comm.rank * x.group->parts + part) * tokens",
+     "part * tokens", LOSSES),
     (LAYERS, "the embedding's rows are the first tokens",
      ".part = {.first_token = x.group->comm.rank * wte.weight.rows,", ".part = {.first_token = 0,", LOSSES),
     (LAYERS, "each rank adds the positions of the first rows", "                  .first_row = x.first_row(),\n",
@@ -217,8 +260,8 @@ FAULTS = [
      "         .positions = x.decode ? x.decode->positions : nullptr,\n         .starts = x.starts});",
      "         .positions = x.decode ? x.decode->positions : nullptr});", RING_FAMILIES),
     (LAYERS, "gradients are rotated back by the positions in the chunk",
-     "         .accumulate = x.accumulate,\n         .starts = x.starts});", "         .accumulate = x.accumulate});",
-     RING_FAMILIES),
+     ".accumulate = x.accumulate,\n                                     .starts = x.starts};",
+     ".accumulate = x.accumulate};", RING_FAMILIES),
     (GPT, "each rank of a ring drops elements of other samples",
      "size_t(s.options.sample_rank()) * size_t(s.micro_steps)",
      "size_t(s.options.rank) * size_t(s.micro_steps)", RING_LOSSES),

@@ -176,6 +176,12 @@ inline Work work_of(const Add& op) {
     return {"add", 0, bytes_of(op.out, 3 * double(op.count)), format("count %zu", op.count)};
 }
 
+inline Work work_of(const SumTerms& op) {
+    const double count = double(op.count);
+    return {"sum_terms", 0, bytes_of(op.out, count) + bytes_of(op.terms, count * op.n),
+            format("n %d, count %zu", op.n, op.count)};
+}
+
 inline Work work_of(const GradNormFinish& op) {
     return {"grad_norm_finish", 0, double(op.n_tensors) * kSquareEntries * sizeof(double),
             format("tensors %d", op.n_tensors)};

@@ -420,6 +420,16 @@ struct Add {
 };
 void add(const Add& op, Stream stream);
 
+// The sum in the order of reduce_scatter_sum() in kernels/comm.h. out and terms may have the same type, or one of them
+// is fp32.
+struct SumTerms {
+    View out;         // (count)  =, added in FP32, rounded once
+    ConstView terms;  // (n, count)
+    int n;            // at most 4096
+    size_t count;
+};
+void sum_terms(const SumTerms& op, Stream stream);
+
 struct Cast {
     View out;       // (count)  =, rounded to nearest even
     ConstView inp;  // (count)

@@ -12,6 +12,7 @@ namespace {
 struct ActivationSizes {
     size_t tokens;               // B T
     size_t rows;                 // of the residual stream: B T / tensor-parallel ranks
+    size_t parts;                // TensorParallelGroup::parts
     size_t head_rows;            // min(options.head_rows, B T)
     GptShape shape;              // this rank's part
     bool has_input, has_output;  // of the model, on this stage
@@ -22,6 +23,7 @@ struct ActivationSizes {
     size_t per_mean() const { return shape.norm == NormKind::layernorm ? rows : 0; }
     size_t per_channel() const { return rows * size_t(shape.n_embd); }
     size_t per_gathered() const { return if_any(rows < tokens, shape.n_embd); }
+    size_t per_term() const { return if_any(rows < tokens || parts > 1, int(parts) * shape.n_embd); }
     size_t per_embedding() const { return has_input && shape.embedding_norm ? per_channel() : 0; }
     size_t per_embedding_mean() const { return has_input && shape.embedding_norm ? per_mean() : 0; }
     size_t per_embedding_rstd() const { return has_input && shape.embedding_norm ? rows : 0; }
@@ -108,7 +110,7 @@ const std::vector<ActivationRow>& activation_table() {
         {"gathered", kept, &S::per_gathered, branch, kNever, [](G& g) -> A& { return g.gathered; }, true},
         {"loss", kept, &S::per_loss, statistic, kNever, [](G& g) -> A& { return g.loss; }, true},
         {"logits", "logits", &S::per_logit, branch, kNever, [](G& g) -> A& { return g.logits; }, true},
-        {"terms", kBackward, &S::per_gathered, branch, kNever, [](G& g) -> A& { return g.terms; }, true},
+        {"terms", kBackward, &S::per_term, branch, kNever, [](G& g) -> A& { return g.terms; }, true},
         {"dresidual", kBackward, &S::per_channel, residual, kNever, [](G& g) -> A& { return g.dresidual; }, true},
         {"dbranch", kBackward, &S::per_branch, branch, kNever, [](G& g) -> A& { return g.dbranch; }, true},
         {"dwide", kBackward, &S::per_wide, branch, kNever, [](G& g) -> A& { return g.dwide; }, true},
@@ -172,6 +174,7 @@ std::vector<GptActivations> place_activations(const GptOptions& options, Arena& 
     const auto parts = size_t(options.tensor_parallel.size);
     const ActivationSizes sizes{.tokens = tokens,
                                 .rows = tokens / parts,
+                                .parts = size_t(terms_of_sums(options)) / parts,
                                 .head_rows = std::min(size_t(options.head_rows), tokens),
                                 .shape = options.shape.part(int(parts)),
                                 .has_input = options.pipeline.is_first(),

@@ -58,7 +58,7 @@ struct GptActivations {
     Activation residual_f;                // (B, T, C), the last block's output
     NormActivations norm_f;
     Activation gathered;   // (B, T, C), all ranks' rows of a layer's input or gradient, or a term of their sum
-    Activation terms;      // (B, T, C), of a sum of gradients over ranks
+    Activation terms;      // (parts, B, T, C), of a sum over ranks
     Activation logits;     // (head rows, Vp), overwritten with their gradients
     Activation loss;       // (B, T)
     Activation dresidual;  // (B, T, C), gradient of the residual stream, updated block by block

@@ -2,34 +2,6 @@
 
 #include <algorithm>
 
-// Starts to gather all rows of `own`, which has this rank's rows, in x.group->gathered.
-static Ticket start_gather(const LayerContext& x, ConstView own) {
-    const TensorParallelGroup& group = *x.group;
-    const size_t bytes = size_t(x.own_rows()) * size_t(x.shape->n_embd) * size_of(own.dtype);
-    return all_gather(group.gathered.data, own.data, bytes, group.comm, x.stream);
-}
-
-ConstView gather_rows(const LayerContext& x, ConstView own) {
-    const TensorParallelGroup& group = *x.group;
-    if (group.comm.size == 1) return own;
-    wait(start_gather(x, own), group.comm, x.stream);
-    return group.gathered;
-}
-
-// Returns the place for this rank's term of a sum of all rows, which sum_rows() writes to `own`.
-static View rows_to_sum(const LayerContext& x, View own) { return x.group->comm.size == 1 ? own : x.group->gathered; }
-
-static Ticket start_sum(const LayerContext& x, View own, ConstView terms) {
-    const size_t count = size_t(x.own_rows()) * size_t(x.shape->n_embd);
-    return reduce_scatter_sum({.out = own, .scratch = x.group->scratch, .inp = terms, .count = count}, x.group->comm,
-                              x.stream);
-}
-
-static void sum_rows(const LayerContext& x, View own) {
-    const TensorParallelGroup& group = *x.group;
-    if (group.comm.size > 1) wait(start_sum(x, own, group.gathered), group.comm, x.stream);
-}
-
 void embedding_forward(const LayerContext& x, const LayerWeights& wte, const LayerWeights& wpe, const int* tokens,
                        const Activation& out) {
     run(x.stream, ops::embedding_forward,
@@ -46,7 +18,7 @@ void embedding_forward(const LayerContext& x, const LayerWeights& wte, const Lay
                   .tokens = wte.weight.rows,
                   .first_row = x.first_row(),
                   .rows = x.own_rows()}});
-    sum_rows(x, out.view);
+    sum_rows(x, out.view, rows_to_sum(x, out.view));
 }
 
 void embedding_backward(const LayerContext& x, const LayerWeights& wte, const LayerWeights& wpe, const int* tokens,
@@ -87,179 +59,38 @@ void residual_norm_forward(const LayerContext& x, const LayerWeights& w, Residua
         {w.weight.name});
 }
 
+// Adds `n` terms of a vector's gradient.
+static void sum_vector(const LayerContext& x, float* out, const float* terms, int n, int count) {
+    if (out) run(x.stream, ops::sum_terms, {.out = out, .terms = terms, .n = n, .count = size_t(count)});
+}
+
 void residual_norm_backward(const LayerContext& x, const LayerWeights& w, ConstView residual,
                             const NormActivations& norm, ConstView dout, View dresidual, bool accumulate_dresidual) {
-    run(x.stream, ops::norm_backward,
-        {.dinp = dresidual,
-         .dweight = w.weight.grad,
-         .dbias = w.bias.grad,
-         .scratch = x.scratch,
-         .dout = dout,
-         .inp = residual,
-         .weight = w.weight.value,
-         .mean = norm.mean.view.as<float>(),
-         .rstd = norm.rstd.view.as<float>(),
-         .rows = x.own_rows(),
-         .cols = x.shape->n_embd,
-         .accumulate_dinp = accumulate_dresidual,
-         .accumulate = x.accumulate},
-        {w.weight.name});
-}
-
-void linear_forward(const LayerContext& x, const LayerWeights& w, ConstView inp, const Activation& out,
-                    const LinearActivation& activation) {
-    if (x.has(out)) return;
-    run(x.stream, ops::matmul_forward,
-        {.out = out.view,
-         .pre_activation = activation.function == ActivationFunction::relu2 ? nullptr : activation.kept,
-         .inp = inp,
-         .weight = w.weight.value,
-         .bias = w.bias.value,
-         .rows = x.rows,
-         .n = w.weight.rows,
-         .k = w.weight.cols,
-         .activation = activation.function},
-        {w.weight.name});
-}
-
-void linear_backward_weight(const LayerContext& x, const LayerWeights& w, ConstView inp, ConstView dout) {
-    run(x.stream, ops::matmul_backward_weight,
-        {.dweight = w.weight.grad,
-         .dbias = w.bias.grad,
-         .scratch = x.scratch,
-         .dout = dout,
-         .inp = inp,
-         .rows = x.rows,
-         .n = w.weight.rows,
-         .k = w.weight.cols,
-         .accumulate = x.accumulate},
-        {w.weight.name});
-}
-
-static void linear_backward_input(const LayerContext& x, const LayerWeights& w, ConstView dout, View dinp,
-                                  const LinearActivation& activation = {}) {
-    run(x.stream, ops::matmul_backward_input,
-        {.dinp = dinp,
-         .dout = dout,
-         .weight = w.weight.value,
-         .kept = activation.kept,
-         .rows = x.rows,
-         .n = w.weight.rows,
-         .k = w.weight.cols,
-         .activation = activation.function},
-        {w.weight.name});
-}
-
-void linear_backward(const LayerContext& x, const LayerWeights& w, ConstView inp, ConstView dout, View dinp,
-                     const LinearActivation& activation) {
-    if (!x.defers_weights) linear_backward_weight(x, w, inp, dout);
-    linear_backward_input(x, w, dout, dinp, activation);
-}
-
-void column_parallel_forward(const LayerContext& x, const LayerWeights& w, ConstView inp, const Activation& out,
-                             const LinearActivation& activation) {
-    if (!x.has(out)) linear_forward(x, w, gather_rows(x, inp), out, activation);
-}
-
-// Gathers the input during the GEMM of its gradient, which it sums during the GEMM of the weight's.
-void column_parallel_backward(const LayerContext& x, const LayerWeights& w, ConstView inp, ConstView dout, View dinp) {
-    const TensorParallelGroup& group = *x.group;
-    if (group.comm.size == 1) return linear_backward(x, w, inp, dout, dinp);
-    const Ticket gathered = x.defers_weights ? Ticket() : start_gather(x, inp);
-    linear_backward_input(x, w, dout, group.terms);
-    wait(gathered, group.comm, x.stream);
-    const Ticket summed = start_sum(x, dinp, group.terms);
-    if (!x.defers_weights) linear_backward_weight(x, w, group.gathered, dout);
-    wait(summed, group.comm, x.stream);
-}
-
-void column_parallel_backward_weight(const LayerContext& x, const LayerWeights& w, ConstView inp, ConstView dout) {
-    linear_backward_weight(x, w, gather_rows(x, inp), dout);
-}
-
-void row_parallel_forward(const LayerContext& x, const LayerWeights& w, ConstView inp, const Activation& out) {
-    if (x.has(out)) return;
-    LayerWeights term = w;
-    if (x.group->comm.rank > 0) term.bias.value = nullptr;  // the sum has it once
-    linear_forward(x, term, inp, {rows_to_sum(x, out.view), false});
-    sum_rows(x, out.view);
-}
-
-// Each rank computes the whole gradient of the bias.
-void row_parallel_backward(const LayerContext& x, const LayerWeights& w, ConstView inp, ConstView dout, View dinp,
-                           const LinearActivation& activation) {
-    linear_backward(x, w, inp, gather_rows(x, dout), dinp, activation);
-}
-
-void row_parallel_backward_weight(const LayerContext& x, const LayerWeights& w, ConstView inp, ConstView dout) {
-    linear_backward_weight(x, w, inp, gather_rows(x, dout));
-}
-
-namespace {
-
-// The first of some channels in all rows, which have `width` channels.
-struct Channels {
-    View first;
-    int width;
-    Channels from(int channel) const { return {first.from(size_t(channel)), width}; }
-};
-
-void copy_channels(const LayerContext& x, const Channels& to, const Channels& from, int count) {
-    const size_t element = size_of(to.first.dtype);
-    copy_rows_on_device(to.first.data, size_t(to.width) * element, from.first.data, size_t(from.width) * element,
-                        size_t(count) * element, size_t(x.rows), x.stream);
-}
-
-// The arrays of qkv of ranks with the same key/value head.
-struct SharedHead {
-    const LayerContext& x;
-    Channels qkv;                                                                             // of whole heads
-    int queries = x.shape->attention_channels(), part = x.shape->computed_kv_channels() / 2;  // of the keys, the values
-    Channels computed = {x.group->computed_qkv, queries + 2 * part};  // what this rank's weights compute
-
-    size_t part_elements() const { return 2 * size_t(part) * size_t(x.rows); }
-    // The keys and values that a rank of x.group->kv_head computes.
-    Channels kv(int rank) const { return {x.group->kv_parts.from(size_t(rank) * part_elements()), 2 * part}; }
-    Channels own_kv() const { return kv(x.group->kv_head.rank); }
-    // Copies all parts to qkv, or from it.
-    void copy_parts(bool to_qkv) const {
-        for (int rank = 0; rank < x.shape->kv_head_parts; rank++)
-            for (const int is_value : {0, 1}) {
-                const Channels in_part = kv(rank).from(is_value * part);
-                const Channels in_qkv = qkv.from(queries + is_value * x.shape->head_size() + rank * part);
-                copy_channels(x, to_qkv ? in_qkv : in_part, to_qkv ? in_part : in_qkv, part);
-            }
+    const int n = w.weight.grad || w.bias.grad ? x.group->parts : 1, rows = x.own_rows() / n;
+    const auto channels = size_t(x.shape->n_embd);
+    float* const terms = x.group->vectors;
+    for (int part = 0; part < n; part++) {
+        const size_t row = size_t(part) * size_t(rows), first = row * channels;
+        float* const term = terms + size_t(part) * channels;
+        run(x.stream, ops::norm_backward,
+            {.dinp = dresidual.from(first),
+             .dweight = n == 1 || !w.weight.grad ? w.weight.grad : term,
+             .dbias = n == 1 || !w.bias.grad ? w.bias.grad : term + size_t(n) * channels,
+             .scratch = x.scratch,
+             .dout = dout.from(first),
+             .inp = residual.from(first),
+             .weight = w.weight.value,
+             .mean = norm.mean.view ? norm.mean.view.as<float>() + row : nullptr,
+             .rstd = norm.rstd.view.as<float>() + row,
+             .rows = rows,
+             .cols = x.shape->n_embd,
+             .accumulate_dinp = accumulate_dresidual,
+             .accumulate = x.accumulate},
+            {w.weight.name});
     }
-};
-
-}  // namespace
-
-void qkv_forward(const LayerContext& x, const LayerWeights& w, ConstView inp, const Activation& qkv) {
-    if (x.shape->kv_head_parts == 1 || x.has(qkv)) return column_parallel_forward(x, w, inp, qkv);
-    const Comm& comm = x.group->kv_head;
-    const SharedHead head{x, {qkv.view, x.shape->qkv_channels()}};
-    const Channels own = head.own_kv();
-    column_parallel_forward(x, w, inp, {head.computed.first, false});
-    copy_channels(x, head.qkv, head.computed, head.queries);
-    copy_channels(x, own, head.computed.from(head.queries), own.width);
-    const size_t bytes = head.part_elements() * size_of(qkv.view.dtype);
-    wait(all_gather(x.group->kv_parts.data, own.first.data, bytes, comm, x.stream), comm, x.stream);
-    head.copy_parts(true);
-}
-
-void qkv_backward(const LayerContext& x, const LayerWeights& w, ConstView inp, View dqkv, View dinp) {
-    if (x.shape->kv_head_parts > 1) {
-        const Comm& comm = x.group->kv_head;
-        const SharedHead head{x, {dqkv, x.shape->qkv_channels()}};
-        const Channels own = head.own_kv();
-        head.copy_parts(false);
-        const ReduceScatter op{own.first, x.group->scratch, x.group->kv_parts, head.part_elements()};
-        wait(reduce_scatter_sum(op, comm, x.stream), comm, x.stream);
-        copy_channels(x, head.computed, head.qkv, head.queries);
-        copy_channels(x, head.computed.from(head.queries), own, own.width);
-        copy_channels(x, {dqkv, head.computed.width}, head.computed, head.computed.width);
-    }
-    column_parallel_backward(x, w, inp, dqkv, dinp);
+    if (n == 1) return;
+    sum_vector(x, w.weight.grad, terms, n, x.shape->n_embd);
+    sum_vector(x, w.bias.grad, terms + size_t(n) * channels, n, x.shape->n_embd);
 }
 
 // Drops this rank's rows. The first chunks of sequences and the second ones have different starts.
@@ -317,28 +148,60 @@ void heads_forward(const LayerContext& x, const LayerWeights& q_norm, const Laye
          .starts = x.starts});
 }
 
+// The sums over heads have a term for each part of the heads, whose arrays are copied.
+static void heads_backward_by_part(const LayerContext& x, const ops::QkNormRopeBackward& whole) {
+    const int n = x.group->parts, size = whole.head_size, all = whole.n_head + whole.n_kv_head;
+    ops::QkNormRopeBackward op = whole;
+    op.n_head /= n, op.n_kv_head /= n;
+    const int heads = op.n_head + op.n_kv_head, width = (heads + op.n_kv_head) * size;
+    const View dqkv = x.group->part_channels, raw = x.group->part_raw;
+    float* const rstd = x.group->part_rstd;
+    op.dqkv = dqkv, op.qkv = nullptr, op.raw = raw, op.rstd = rstd;
+    // Copies the queries and keys of a part, `each` elements of a head, from the arrays of all heads or back to them.
+    const auto copy = [&](int number, View to, int to_width, ConstView from, int from_width, int each, bool is_back) {
+        for (const bool is_key : {false, true}) {
+            const int count = (is_key ? op.n_kv_head : op.n_head) * each, in_part = (is_key ? op.n_head : 0) * each;
+            const int in_all = (is_key ? whole.n_head : 0) * each + number * count;
+            copy_channels(x, to.from(size_t(is_back ? in_all : in_part)), to_width,
+                          from.from(size_t(is_back ? in_part : in_all)), from_width, count, x.rows);
+        }
+    };
+    for (int number = 0; number < n; number++) {
+        const int dqkv_width = (all + whole.n_kv_head) * size;
+        copy(number, dqkv, width, whole.dqkv, dqkv_width, size, false);
+        copy(number, raw, heads * size, whole.raw, all * size, size, false);
+        copy(number, rstd, heads, whole.rstd, all, 1, false);
+        op.dq_weight = x.group->vectors + number * size, op.dk_weight = x.group->vectors + (n + number) * size;
+        run(x.stream, ops::qk_norm_rope_backward, op);
+        copy(number, whole.dqkv, dqkv_width, dqkv, width, size, true);
+    }
+    sum_vector(x, whole.dq_weight, x.group->vectors, n, size);
+    sum_vector(x, whole.dk_weight, x.group->vectors + n * size, n, size);
+}
+
 void heads_backward(const LayerContext& x, const LayerWeights& q_norm, const LayerWeights& k_norm, ConstView qkv,
                     const AttentionActivations& attn, View dqkv) {
     if (!x.shape->changes_heads()) return;
-    run(x.stream, ops::qk_norm_rope_backward,
-        {.dqkv = dqkv,
-         .dq_weight = q_norm.weight.grad,
-         .dk_weight = k_norm.weight.grad,
-         .scratch = x.scratch,
-         .qkv = qkv,
-         .raw = attn.raw,
-         .rstd = attn.rstd.view.as<float>(),
-         .q_weight = q_norm.weight.value,
-         .k_weight = k_norm.weight.value,
-         .table = x.rope_table,
-         .batch = x.batch,
-         .seq_len = x.seq_len,
-         .n_head = x.shape->n_head,
-         .n_kv_head = x.shape->kv_heads(),
-         .head_size = x.shape->head_size(),
-         .rotary = x.shape->rotary(),
-         .accumulate = x.accumulate,
-         .starts = x.starts});
+    const ops::QkNormRopeBackward op{.dqkv = dqkv,
+                                     .dq_weight = q_norm.weight.grad,
+                                     .dk_weight = k_norm.weight.grad,
+                                     .scratch = x.scratch,
+                                     .qkv = qkv,
+                                     .raw = attn.raw,
+                                     .rstd = attn.rstd.view.as<float>(),
+                                     .q_weight = q_norm.weight.value,
+                                     .k_weight = k_norm.weight.value,
+                                     .table = x.rope_table,
+                                     .batch = x.batch,
+                                     .seq_len = x.seq_len,
+                                     .n_head = x.shape->n_head,
+                                     .n_kv_head = x.shape->kv_heads(),
+                                     .head_size = x.shape->head_size(),
+                                     .rotary = x.shape->rotary(),
+                                     .accumulate = x.accumulate,
+                                     .starts = x.starts};
+    if (op.dq_weight && x.group->parts > 1) return heads_backward_by_part(x, op);
+    run(x.stream, ops::qk_norm_rope_backward, op);
 }
 
 // The activation at the end of an MLP's first GEMM; with a gate it is a separate op.
@@ -378,59 +241,90 @@ void mlp_backward(const LayerContext& x, const LayerWeights& fc, const LayerWeig
              .rows = x.rows,
              .hidden = x.shape->hidden(),
              .activation = x.shape->activation});
-    column_parallel_backward(x, fc, inp, dfc, dinp);
+    const int hidden = x.shape->hidden();
+    if (gated) return column_parallel_backward(x, fc, inp, dfc, dinp, {hidden, hidden});
+    column_parallel_backward(x, fc, inp, dfc, dinp, {hidden});
 }
 
+// The rows of logits that head_forward_backward() processes at a time: each part of the vocabulary has its own array.
+struct HeadRows {
+    const LayerContext& x;
+    const LayerWeights& w;
+    const HeadPass& head;
+    int first;  // of all rows
+    // Of a part.
+    int tokens = w.weight.rows / x.group->parts;
+
+    int first_token(int part) const { return (x.group->comm.rank * x.group->parts + part) * tokens; }
+    int vocab(int part) const { return std::clamp(x.shape->vocab_size - first_token(part), 0, tokens); }
+    View logits(int part) const { return head.logits.from(size_t(part) * size_t(x.rows) * size_t(tokens)); }
+    LayerWeights weights(int part) const {
+        LayerWeights result = w;
+        const size_t begin = size_t(part) * size_t(tokens) * size_t(w.weight.cols);
+        result.weight.rows = tokens, result.weight.value = w.weight.value.from(begin);
+        if (w.weight.grad) result.weight.grad = w.weight.grad + begin;
+        return result;
+    }
+};
+
 // Returns the sums of the logits' rows over all parts of the vocabulary.
-static const ops::VocabularySums* sum_vocabulary(const LayerContext& x, const LayerWeights& w, const HeadPass& head,
-                                                 int row, int vocab) {
+static const ops::VocabularySums* sum_vocabulary(const HeadRows& rows) {
+    const LayerContext& x = rows.x;
     const TensorParallelGroup& group = *x.group;
-    if (group.comm.size == 1) return nullptr;
-    ops::VocabularySums* own = group.sums + size_t(group.comm.rank) * size_t(x.rows);
-    run(x.stream, ops::vocabulary_sums,
-        {.out = own,
-         .logits = head.logits,
-         .targets = head.targets + row,
-         .rows = x.rows,
-         .vocab = vocab,
-         .padded_vocab = w.weight.rows,
-         .first_token = group.comm.rank * w.weight.rows,
-         .softcap = float(x.shape->final_softcap)});
-    const size_t bytes = size_t(x.rows) * sizeof(*own);
-    wait(all_gather(group.sums, own, bytes, group.comm, x.stream), group.comm, x.stream);
+    if (group.comm.size * group.parts == 1) return nullptr;
+    const size_t each = size_t(x.rows), own = size_t(group.comm.rank * group.parts) * each;
+    for (int part = 0; part < group.parts; part++)
+        run(x.stream, ops::vocabulary_sums,
+            {.out = group.sums + own + size_t(part) * each,
+             .logits = rows.logits(part),
+             .targets = rows.head.targets + rows.first,
+             .rows = x.rows,
+             .vocab = rows.vocab(part),
+             .padded_vocab = rows.tokens,
+             .first_token = rows.first_token(part),
+             .softcap = float(x.shape->final_softcap)});
+    const size_t bytes = size_t(group.parts) * each * sizeof(ops::VocabularySums);
+    wait(all_gather(group.sums, group.sums + own, bytes, group.comm, x.stream), group.comm, x.stream);
     return group.sums;
 }
 
 void head_forward_backward(const LayerContext& x, const LayerWeights& w, ConstView inp, int head_rows,
                            const HeadPass& head) {
     const size_t C = size_t(w.weight.cols);
-    const int first_token = x.group->comm.rank * w.weight.rows;
-    const int vocab = std::clamp(x.shape->vocab_size - first_token, 0, w.weight.rows);
+    const TensorParallelGroup& group = *x.group;
     const bool is_training = bool(head.dinp);
     const ConstView all = gather_rows(x, inp);
-    const View dall = rows_to_sum(x, head.dinp);  // may be `all`: the gradient of a row overwrites it after its use
-    LayerContext part = x;
+    // May be `all`: the gradient of a row overwrites it after its use.
+    const View dall = group.parts > 1 ? group.terms : rows_to_sum(x, head.dinp);
+    LayerContext some = x;
     for (int row = 0; row < x.rows; row += head_rows) {
-        part.rows = std::min(head_rows, x.rows - row);
-        part.accumulate = x.accumulate || row > 0;
-        const ConstView rows = all.from(size_t(row) * C);
-        linear_forward(part, w, rows, {head.logits});
-        run(x.stream, ops::cross_entropy,
-            {.logits = head.logits,
-             .loss = head.loss + row,
-             .targets = head.targets + row,
-             .loss_scale = head.loss_scale,
-             .rows = part.rows,
-             .vocab = vocab,
-             .padded_vocab = w.weight.rows,
-             .grad_scale = head.grad_scale,
-             .write_dlogits = is_training,
-             .softcap = float(x.shape->final_softcap),
-             .z_loss = head.z_loss,
-             .sums = sum_vocabulary(part, w, head, row, vocab),
-             .parts = x.group->comm.size,
-             .first_token = first_token});
-        if (is_training) linear_backward(part, w, rows, head.logits, dall.from(size_t(row) * C));
+        some.rows = std::min(head_rows, x.rows - row);
+        some.accumulate = x.accumulate || row > 0;
+        const HeadRows rows{some, w, head, row};
+        const ConstView part_inp = all.from(size_t(row) * C);
+        for (int part = 0; part < group.parts; part++)
+            linear_forward(some, rows.weights(part), part_inp, {rows.logits(part)});
+        const ops::VocabularySums* const sums = sum_vocabulary(rows);
+        for (int part = 0; part < group.parts; part++) {
+            run(x.stream, ops::cross_entropy,
+                {.logits = rows.logits(part),
+                 .loss = head.loss + row,
+                 .targets = head.targets + row,
+                 .loss_scale = head.loss_scale,
+                 .rows = some.rows,
+                 .vocab = rows.vocab(part),
+                 .padded_vocab = rows.tokens,
+                 .grad_scale = head.grad_scale,
+                 .write_dlogits = is_training,
+                 .softcap = float(x.shape->final_softcap),
+                 .z_loss = head.z_loss,
+                 .sums = sums,
+                 .parts = group.comm.size * group.parts,
+                 .first_token = rows.first_token(part)});
+            const size_t place = size_t(part) * size_t(x.rows) + size_t(row);
+            if (is_training)
+                linear_backward(some, rows.weights(part), part_inp, rows.logits(part), dall.from(place * C));
+        }
     }
-    if (is_training) sum_rows(x, head.dinp);
+    if (is_training) sum_rows(x, head.dinp, dall, group.parts);
 }

@@ -35,13 +35,21 @@ struct DecodePass {
     const int* positions;                       // (rows), the positions of `places`, in device memory
 };
 
-// The ranks that divide the layers, and their buffers.
+// The ranks that divide the layers, and their buffers, which are null if they are not needed.
 struct TensorParallelGroup {
     Comm comm;
-    View gathered;                        // (B, T, C); null with one rank
-    View terms;                           // (B, T, C), of a sum of gradients; null with one rank and without training
+    // The parts of this rank's heads, hidden channels, tokens and rows. Each has its own term in sums over the ranks;
+    // see terms_of_sums().
+    int parts = 1;
+    View gathered;                        // (B, T, C)
+    View terms;                           // (parts, B, T, C), of a sum
+    View sum;                             // (B, T, C), FP32, of this rank's terms, with several ranks and parts
+    View part_channels, part_weight;      // a part's channels of all rows, and its part of a weight
+    View part_raw;                        // a part of AttentionActivations::raw, with weights of QK norm
+    float* part_rstd = nullptr;           // the same of AttentionActivations::rstd
+    float* vectors = nullptr;             // (2, parts, C), terms of the gradients of vectors
     void* scratch = nullptr;              // of reduce_scatter_sum()
-    ops::VocabularySums* sums = nullptr;  // (ranks, head rows); null with one rank
+    ops::VocabularySums* sums = nullptr;  // (ranks, parts, head rows)
     // The ranks with the same key/value head, and the part of qkv that each computes.
     Comm kv_head;
     View computed_qkv;  // (B, T, computed qkv channels); null if the ranks have different heads
@@ -104,6 +112,15 @@ struct ResidualSum {
 // Returns all rows of `own`, which has this rank's rows: x.group->gathered, or `own` with one rank.
 ConstView gather_rows(const LayerContext& x, ConstView own);
 
+// Adds the terms of all ranks. `terms`, (n, rows, C), are this rank's. `own` gets this rank's rows of the sum. With one
+// rank and one term, `terms` must be `own`.
+void sum_rows(const LayerContext& x, View own, ConstView terms, int n = 1);
+// Returns the place for this rank's term if it has one: x.group->gathered, or `own` with one rank.
+View rows_to_sum(const LayerContext& x, View own);
+
+// Copies `count` channels of some rows. `to` and `from` have to_width and from_width channels.
+void copy_channels(const LayerContext& x, View to, int to_width, ConstView from, int from_width, int count, int rows);
+
 // out = wte[token] + wpe[position]; wte[token] without learned positions
 void embedding_forward(const LayerContext& x, const LayerWeights& wte, const LayerWeights& wpe, const int* tokens,
                        const Activation& out);
@@ -141,10 +158,12 @@ void linear_backward_weight(const LayerContext& x, const LayerWeights& w, ConstV
 // of its input, and the backward pass sums the input's gradient over ranks. A row-parallel layer, attn_proj and
 // fc_proj, has a part of the input channels; its output is a sum over ranks, and the backward pass gathers the output's
 // gradient. inp and dinp of a column-parallel layer and out and dout of a row-parallel one are this rank's rows. With
-// one rank both are linear_forward() and linear_backward().
+// one rank and one part both are linear_forward() and linear_backward(). stacked: the rows of the matrices that the
+// weight stacks.
 void column_parallel_forward(const LayerContext& x, const LayerWeights& w, ConstView inp, const Activation& out,
                              const LinearActivation& activation = {});
-void column_parallel_backward(const LayerContext& x, const LayerWeights& w, ConstView inp, ConstView dout, View dinp);
+void column_parallel_backward(const LayerContext& x, const LayerWeights& w, ConstView inp, ConstView dout, View dinp,
+                              std::initializer_list<int> stacked);
 void row_parallel_forward(const LayerContext& x, const LayerWeights& w, ConstView inp, const Activation& out);
 void row_parallel_backward(const LayerContext& x, const LayerWeights& w, ConstView inp, ConstView dout, View dinp,
                            const LinearActivation& activation = {});

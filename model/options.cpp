@@ -1,6 +1,7 @@
 #include "model/options.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <numeric>
 
@@ -77,4 +78,13 @@ std::string tensor_parallel_problem(const GptOptions& o) {
     if (o.cached_sequences > 0 && o.seq_len % parts != 0)
         return format("train.seq_len (%d) must be a multiple of parallel.tensor (%d)", o.seq_len, parts);
     return "";
+}
+
+int terms_of_sums(const GptOptions& o) {
+    GptOptions divided = o;
+    int& parts = divided.tensor_parallel.size;
+    const int most = o.training ? std::min(o.tensor_terms, o.shape.kv_heads()) : 1;
+    for (parts = int(std::bit_floor(unsigned(most))); parts > o.tensor_parallel.size; parts /= 2)
+        if (tensor_parallel_problem(divided).empty()) return parts;
+    return o.tensor_parallel.size;
 }

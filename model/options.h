@@ -92,7 +92,8 @@ struct GptOptions {
     // gradients too, even while they accumulate; 3: parameters too.
     int zero_stage = 0;
     bool deterministic_reduce = false;  // sum gradients in the same order for any number of ranks and micro-steps
-    size_t bucket_bytes = 0;            // maximum size of successive blocks' gradients that are reduced together
+    int tensor_terms = 1;     // the most of terms_of_sums(); for more than 1, deterministic_reduce is required
+    size_t bucket_bytes = 0;  // maximum size of successive blocks' gradients that are reduced together
 
     // The rows of a rank's pass.
     BatchSizes part() const { return context.part({batch, seq_len}); }
@@ -128,6 +129,11 @@ std::vector<LayerRange> balanced_layers(const PipelineWork& work);
 std::vector<LayerRange> layer_ranges(const GptOptions& options);
 // Those of the parts that this rank has, in the order of its chunks.
 std::vector<LayerRange> own_layers(const GptOptions& options);
+
+// Returns the number of terms of every sum that tensor parallelism divides: at least the number of ranks, and in
+// training the largest power of two up to tensor_terms into which the model can be divided without sharing key/value
+// heads. So the sums are the same for all numbers of ranks up to that one: each rank has an aligned block of the terms.
+int terms_of_sums(const GptOptions& options);
 
 // Returns why the model cannot be divided as tensor_parallel says, naming configuration keys; empty if it can.
 std::string tensor_parallel_problem(const GptOptions& options);

@@ -100,6 +100,29 @@ MicroStep begin_micro_step(GptState& s, Pass::Kind kind, int chunk) {
 
 namespace {
 
+// Sums the gradients with Division::summed of tensors in `range` over s.group: packs the parts of them that are the
+// same on all ranks of the group, and unpacks the sums.
+void sum_in_group(GptState& s, float* grads, const FlatRange& range) {
+    if (s.group.comm.size == 1) return;
+    auto copy_parts = [&](bool pack) {
+        float* packed = s.summed;
+        for (const Tensor& tensor : s.layout.tensors) {
+            const TensorPart part = summed_part(s, tensor);
+            if (part.count == 0 || tensor.begin < range.begin || tensor.begin >= range.end) continue;
+            float* grad = grads + part.shard_begin;
+            copy_on_device(pack ? packed : grad, pack ? grad : packed, part.count * sizeof(float), s.stream);
+            packed += part.count;
+        }
+    };
+    copy_parts(true);
+    const size_t count = s.summed_elements / size_t(s.group.comm.size);
+    float* own = s.summed + size_t(s.group.comm.rank) * count;
+    const ReduceScatter op{.out = own, .scratch = s.group.scratch, .inp = s.summed, .count = count};
+    reduce_scatter_sum(op, s.group.comm, s.stream);
+    wait(all_gather(s.summed, own, count * sizeof(float), s.group.comm, s.stream), s.group.comm, s.stream);
+    copy_parts(false);
+}
+
 // levels[top - 1] += levels[top] in a range, repeated `times` times downward, and the same for the head's levels.
 void merge_levels(GptState& s, int top, int times, const FlatRange& range) {
     for (; times > 0; times--, top--) {
@@ -120,40 +143,18 @@ void merge_levels(GptState& s, int top, int times, const FlatRange& range) {
 void end_micro_step(GptState& s, Pass::Kind kind, int chunk) {
     const unsigned index = unsigned(micro_steps_done(s, kind, chunk)++);
     if (!s.options.deterministic_reduce) return;
+    const FlatRange& own = s.layout.chunks[size_t(chunk)];
+    if (kind == Pass::backward) sum_in_group(s, s.levels[size_t(std::popcount(index))], own);
     const auto merge = [&](const FlatRange& range) {
         merge_levels(s, std::popcount(index), std::countr_one(index), range);
     };
-    if (!s.options.pipeline.defers_weights()) return merge(s.layout.chunks[size_t(chunk)]);
+    if (!s.options.pipeline.defers_weights()) return merge(own);
     for (const Tensor& tensor : s.layout.tensors)
         if (tensor_table()[size_t(tensor.row)].is_linear() == (kind == Pass::weights))
             merge({tensor.begin, tensor.begin + tensor.count});
 }
 
 namespace {
-
-// Sums the gradients with Division::summed over s.group: packs this rank's parts of them, which are the same on all
-// ranks of the group, and unpacks the sums.
-void sum_in_group(GptState& s) {
-    if (s.group.comm.size == 1) return;
-    auto copy_parts = [&](bool pack) {
-        float* packed = s.summed;
-        for (const Tensor& tensor : s.layout.tensors) {
-            if (tensor_table()[size_t(tensor.row)].division != Division::summed) continue;
-            const TensorPart part = owned_part(s.options, s.layout, tensor);
-            float* grad = s.own_grad + part.shard_begin;
-            if (part.count > 0)
-                copy_on_device(pack ? packed : grad, pack ? grad : packed, part.count * sizeof(float), s.stream);
-            packed += part.count;
-        }
-    };
-    copy_parts(true);
-    const size_t count = s.summed_elements / size_t(s.group.comm.size);
-    float* own = s.summed + size_t(s.group.comm.rank) * count;
-    const ReduceScatter op{.out = own, .scratch = s.group.scratch, .inp = s.summed, .count = count};
-    reduce_scatter_sum(op, s.group.comm, s.stream);
-    wait(all_gather(s.summed, own, count * sizeof(float), s.group.comm, s.stream), s.group.comm, s.stream);
-    copy_parts(false);
-}
 
 // Returns the head's part of a tied embedding's gradient, or the embedding's, from the other stage, which is next to
 // this one in the ring.
@@ -200,7 +201,7 @@ void finish_grads(GptState& s) {
     }
     wait_shards(s);
     wait(s.grads_ready, s.comms.data, s.stream);
-    sum_in_group(s);
+    if (!s.options.deterministic_reduce) sum_in_group(s, s.own_grad, {0, s.layout.elements});
     sum_tied_embedding(s);
 }
 

@@ -122,18 +122,42 @@ void place_gradients(GptState& s, Arena& arena) {
         reduce_scatter_scratch_bytes(Dtype::fp32, largest_piece, options.ranks, options.deterministic_reduce));
 }
 
+// The buffers of layers whose sums have several terms on a rank.
+void place_parts(GptState& s, size_t parts, Arena& arena) {
+    const GptShape& shape = s.layout.shape;
+    TensorParallelGroup& group = s.group;
+    const size_t tokens = s.options.part().rows(), C = size_t(shape.n_embd);
+    const auto take = [&](const char* name, size_t count) {
+        return arena.take("terms", name, count, s.options.precision);
+    };
+    const auto channels =
+        size_t(std::max({shape.qkv_channels(), shape.fc_channels(), shape.attention_channels(), shape.hidden()}));
+    group.part_channels = take("part_channels", tokens * channels / parts);
+    group.part_weight = take("part_weight", C * channels / parts);
+    if (shape.has_qk_norm_weight()) {
+        const size_t heads = size_t(shape.n_head + shape.kv_heads()) / parts;
+        group.part_raw = take("part_raw", tokens * heads * size_t(shape.head_size()));
+        group.part_rstd = arena.take<float>("terms", "part_rstd", tokens * heads);
+    }
+    group.vectors =
+        arena.take<float>("terms", "vectors", 2 * parts * size_t(std::max(shape.n_embd, shape.head_size())));
+    if (s.options.tensor_parallel.size > 1) group.sum = arena.take<float>("terms", "sum", tokens * C);
+}
+
 // The buffers of the collectives in s.group.
 void place_group(GptState& s, Arena& arena) {
     const GptOptions& options = s.options;
-    const auto ranks = size_t(options.tensor_parallel.size);
-    if (ranks == 1) return;
-    const size_t tokens = options.part().rows(), C = size_t(s.layout.shape.n_embd);
-    s.group.gathered = s.acts[0].gathered.view, s.group.terms = s.acts[0].terms.view;
+    const auto ranks = size_t(options.tensor_parallel.size), terms = size_t(terms_of_sums(options));
+    if (terms == 1) return;
+    const size_t tokens = options.part().rows(), C = size_t(s.layout.shape.n_embd), parts = terms / ranks;
+    s.group.gathered = s.acts[0].gathered.view, s.group.terms = s.acts[0].terms.view, s.group.parts = int(parts);
     s.group.sums = arena.take<ops::VocabularySums>("control", "vocabulary_sums",
-                                                   ranks * std::min(size_t(options.head_rows), tokens));
-    size_t scratch =
-        reduce_scatter_scratch_bytes(options.precision, tokens / ranks * C, int(ranks), options.deterministic_reduce);
+                                                   terms * std::min(size_t(options.head_rows), tokens));
     const GptShape& shape = s.layout.shape;
+    if (parts > 1) place_parts(s, parts, arena);
+    if (ranks == 1) return;
+    size_t scratch = reduce_scatter_scratch_bytes(parts > 1 ? Dtype::fp32 : options.precision, tokens / ranks * C,
+                                                  int(ranks), options.deterministic_reduce, options.precision);
     if (const int sharers = shape.kv_head_parts; sharers > 1) {
         const size_t part = tokens * size_t(shape.computed_kv_channels());
         s.group.computed_qkv = arena.take("activations", "computed_qkv", tokens * size_t(shape.computed_qkv_channels()),
@@ -143,9 +167,7 @@ void place_group(GptState& s, Arena& arena) {
                                                                  options.deterministic_reduce, options.precision));
     }
     if (options.training) {
-        for (const Tensor& tensor : s.layout.tensors)
-            if (tensor_table()[size_t(tensor.row)].division == Division::summed)
-                s.summed_elements += owned_part(options, s.layout, tensor).count;
+        for (const Tensor& tensor : s.layout.tensors) s.summed_elements += summed_part(s, tensor).count;
         s.summed_elements = round_up(s.summed_elements, ranks * kTensorAlignment);
         s.summed = arena.take<float>("gradients", "summed", s.summed_elements);
         scratch = std::max(scratch, reduce_scatter_scratch_bytes(Dtype::fp32, s.summed_elements / ranks, int(ranks),
@@ -228,6 +250,12 @@ void place_optimizers(GptState& s, Arena& arena) {
 }
 
 }  // namespace
+
+TensorPart summed_part(const GptState& s, const Tensor& tensor) {
+    if (tensor_table()[size_t(tensor.row)].division != Division::summed) return {0, 0, 0};
+    if (s.options.deterministic_reduce) return {0, tensor.count, tensor.begin};
+    return owned_part(s.options, s.layout, tensor);
+}
 
 void point_gradients(GptState& s, size_t level) {
     float* const flat = s.levels[level];

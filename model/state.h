@@ -172,5 +172,9 @@ inline const LayerWeights& head_weights(const GptState& s) {
 // Lays out the state in the arena: without memory to compute its size, with memory to use it.
 GptState place_state(const GptOptions& options, Arena& arena);
 
+// Returns the part of a tensor with Division::summed whose gradients are summed over GptState::group: the owned one or,
+// with deterministic_reduce, the whole tensor after each micro-step. Empty for other tensors.
+TensorPart summed_part(const GptState& s, const Tensor& tensor);
+
 // Makes the backward pass write gradients to GptState::levels[level].
 void point_gradients(GptState& s, size_t level);

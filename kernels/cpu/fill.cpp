@@ -1,5 +1,6 @@
 // Filling, adding and casting flat arrays.
 #include "kernels/cpu/parallel.h"
+#include "kernels/cpu/tree_sum.h"
 #include "kernels/ops.h"
 #include "kernels/shared/dispatch.h"
 #include "kernels/shared/normal.h"
@@ -45,6 +46,12 @@ void add(const Add& op, Stream) {
 #pragma omp simd
             for (size_t i = begin; i < end; i++) out[i] = from_float<T>(to_float(out[i]) + to_float(inp[i]));
         });
+    });
+}
+
+void sum_terms(const SumTerms& op, Stream) {
+    parallel_blocks(op.count, kTreeSumBlock, [&](size_t begin, size_t end) {
+        tree_sum(op.out.from(begin), op.terms.from(begin), op.count, op.n, end - begin);
     });
 }
 

@@ -3,6 +3,7 @@
 // i parts, there is a sum of 2^k parts for each binary digit k of i that is 1.
 #include "kernels/cuda/tree_sum.h"
 #include "kernels/cuda/vector.cuh"
+#include "kernels/ops.h"
 #include "kernels/shared/dispatch.h"
 
 namespace {
@@ -60,4 +61,9 @@ void tree_sum(const TreeSum& op, Stream stream) {
         launch(aligned ? tree_sum_kernel<Out, In, true> : tree_sum_kernel<Out, In, false>,
                {"tree_sum", blocks_for(op.count, size_t(kThreads) * kSize), kThreads}, stream, op);
     });
+}
+
+void ops::sum_terms(const SumTerms& op, Stream stream) {
+    tree_sum({.out = op.out, .own = op.terms, .others = op.terms, .own_part = 0, .parts = op.n, .count = op.count},
+             stream);
 }

@@ -295,12 +295,15 @@ std::vector<Option> surrounding_options(Config& c) {
          "3: also parameters",
          kNone},
         {"parallel.deterministic_reduce", &c.parallel.deterministic_reduce, kAnything,
-         "sum gradients in a fixed order: the same result for any power-of-two number of ranks and micro-steps, and "
-         "any number of pipeline stages"},
+         "sum in a fixed order: the same bits for any power-of-two number of ranks and micro-steps, any number of "
+         "pipeline stages and, up to tensor_terms, any parallel.tensor"},
         {"parallel.tensor", &c.parallel.tensor, between(1, 1 << 10),
          "ranks that divide each layer and the vocabulary: tensor and sequence parallelism. Powers of two that divide "
          "the head counts and the MLP's hidden dimension",
          kNone},
+        {"parallel.tensor_terms", &c.parallel.tensor_terms, between(0, 16),
+         "with deterministic_reduce: the most terms of a sum that parallel.tensor divides, the same on one rank; 1 "
+         "costs nothing, but the bits depend on parallel.tensor. 0: 8 on CPUs, 1 on GPUs"},
         {"parallel.context", &c.parallel.context, between(1, 1 << 10),
          "ranks that divide each sequence: context parallelism with ring attention. train.seq_len must be a multiple "
          "of 32 times this",

@@ -1,4 +1,5 @@
 // normal_fill, fill, add, cast and cast_columns against ref::.
+#include "test/reference/tree_sum.h"
 #include "test/support/device_array.h"
 #include "test/support/random_values.h"
 #include "test/support/tolerance.h"
@@ -126,6 +127,35 @@ TEMPLATE_TEST_CASE("add", "[ops]", float, bf16, fp16) {
         ops::add({.out = out.on(device), .inp = inp.on(device), .count = count}, Stream());
         check_same_bits(out, expected);
     }
+}
+
+namespace {
+
+template <class Out, class In> void check_sum_of_terms(int n, size_t count) {
+    INFO(name_of(dtype_of<In>) << " in " << name_of(dtype_of<Out>) << ", " << n << " terms of " << count);
+    const int shift = count % 2 ? 1 : 0;
+    std::vector<double> values;
+    for (int term = 0; term < n; term++)
+        for (size_t i = 0; i < count; i++) values.push_back(ref::tree_term(term, i, dtype_of<In>));
+    Stored<In> terms("terms", Role::input, values, shift);
+    Stored<Out> out("out", Role::output, nans(count), shift);
+    const std::vector<In> stored = terms.fetch();
+    std::vector<Out> expected(count);
+    ref::sum_terms({.out = expected.data(), .terms = stored.data(), .n = n, .count = count});
+    ops::sum_terms({.out = out.on(OnDevice<Out>()), .terms = terms.on(OnDevice<In>()), .n = n, .count = count},
+                   Stream());
+    check_same_bits(out, expected);
+}
+
+}  // namespace
+
+TEMPLATE_TEST_CASE("sum_terms adds in the order of a tree and rounds once", "[ops]", float, bf16, fp16) {
+    for (const int n : {1, 2, 3, 4, 8})
+        for (const size_t count : {1, 37, 1000, 5003}) {
+            check_sum_of_terms<TestType, TestType>(n, count);
+            check_sum_of_terms<TestType, float>(n, count);
+            check_sum_of_terms<float, TestType>(n, count);
+        }
 }
 
 TEST_CASE("fill", "[ops]") {

@@ -178,3 +178,34 @@ TEST_CASE("the stages save as much as one rank", "[model][pipeline]") {
         CHECK(of_stages == alone);
     }
 }
+
+// Heads, key/value heads, hidden channels and the rows of a micro-batch, tensor_terms, ranks and the terms.
+TEST_CASE("terms of sums: the same for any number of ranks that divide them", "[stages]") {
+    struct Case {
+        int heads, kv_heads, hidden, rows, most, ranks, terms;
+    };
+    for (const Case& c : {Case{16, 16, 64, 48, 8, 1, 8},
+                          {16, 16, 64, 48, 8, 2, 8},
+                          {16, 16, 64, 48, 8, 8, 8},
+                          {16, 16, 64, 48, 8, 16, 16},
+                          {16, 16, 64, 48, 1, 4, 4},
+                          {16, 16, 64, 48, 6, 1, 4},
+                          {12, 12, 64, 48, 8, 1, 4},
+                          {25, 25, 64, 48, 8, 1, 1},
+                          {16, 2, 64, 48, 8, 1, 2},
+                          {16, 2, 64, 48, 8, 8, 8},
+                          {16, 16, 36, 48, 8, 1, 4},
+                          {16, 16, 64, 6, 8, 1, 2}}) {
+        INFO(c.heads << " heads, " << c.kv_heads << " of keys, " << c.hidden << " channels, " << c.rows
+                     << " rows, most " << c.most << ", ranks " << c.ranks);
+        GptOptions options;
+        options.shape.n_head = c.heads, options.shape.given_kv_heads = c.kv_heads,
+        options.shape.given_hidden = c.hidden;
+        options.shape.given_head_size = 64, options.shape.n_embd = 64;
+        options.batch = 1, options.seq_len = c.rows, options.tensor_parallel.size = c.ranks;
+        options.tensor_terms = c.most;
+        CHECK(terms_of_sums(options) == c.terms);
+        options.training = false;
+        CHECK(terms_of_sums(options) == c.ranks);
+    }
+}

@@ -102,6 +102,19 @@ class Grid(TrainerTest):
                                            **changes)
                         self.check_losses(run, one, limit)
 
+    def test_grids_have_the_bits_of_one_rank(self):
+        """With deterministic_reduce every sum that ranks divide has the same terms on one rank."""
+        cases = [("gpt2", "bf16", (4, 1, 0), {}), ("qwen3", "fp32", (2, 2, 2), dict(train_recompute="block")),
+                 ("speedrun", "bf16", (2, 1, 0), dict(train_head_rows=7)), ("llama", "fp32", (2, 1, 0), {})]
+        for name, precision, grid, changes in cases:
+            changes = dict(train_max_steps=4, checkpoint_every_steps=4, train_precision=precision,
+                           parallel_deterministic_reduce=True, **FAMILIES[name], **changes)
+            with self.subTest(name, grid=grid, precision=precision):
+                self.train_on_grid((1, 1, 0), run_dir=f"one_{name}", **changes)
+                self.train_on_grid(grid, run_dir=f"grid_{name}", **changes)
+                self.assertEqual(self.records(f"grid_{name}"), self.records(f"one_{name}"))
+                self.assertEqual(self.logical_state(4, f"grid_{name}"), self.logical_state(4, f"one_{name}"))
+
     # Key/value heads that two ranks share, and one that four share, with biases, QK norm and RoPE.
     SHARED = [((4, 1, 0), dict(model_family="qwen3", model_n_kv_head=2, model_head_size=16)),
               ((2, 2, 0), dict(model_family="llama", model_n_kv_head=1, model_head_size=16, model_n_layer=2,

@@ -27,6 +27,18 @@ LAYOUTS = [Layout(2), Layout(4, layers=(1, 4, 2, 1)), Layout(3, schedule="interl
               Layout(4, 2, 1, 0), Layout(2, 2, 2, 2), Layout(2, 2, 2, 1, "interleaved"),
               Layout(4, 2, 1, 1, "zero_bubble"), Layout(2, 1, 2, 0, "zero_bubble")] if LONG else [])]
 ONE = Layout(1)
+
+
+def factorizations():
+    """Every layout of 2, 4 and 8 ranks without context parallelism, with all ZeRO stages and schedules."""
+    layouts = [Layout(stages, ranks // stages // tensor, tensor) for ranks in (2, 4, 8)
+               for stages in (1, 2, 4, 8) for tensor in (1, 2, 4, 8) if stages * tensor <= ranks]
+    for number, layout in enumerate(layouts):
+        schedule = ("1f1b", "gpipe", "zero_bubble", "interleaved")[number % 4] if 1 < layout.stages < 8 else "1f1b"
+        zero = number % (2 if schedule == "zero_bubble" else 3 if layout.stages > 1 else 4)
+        yield layout._replace(zero=zero if layout.data > 1 else 0, schedule=schedule)
+
+
 HANGS = dict(parallel_start_timeout_s=40, parallel_step_timeout_s=40)  # are reported within the limit of a test
 
 
@@ -59,11 +71,12 @@ class Pipeline(TrainerTest):
                 *([("bf16", dict(model_tie_embeddings=False)), *itertools.product(
                     ("fp32", "bf16"), (FAMILIES[name] for name in ("llama", "qwen3", "speedrun")))] if LONG else [])):
             own = dict(changes, train_precision=precision, **others)
+            if LONG:
+                own.update(model_n_head=8, model_n_kv_head=8, model_n_embd=64)
             self.train_as(ONE, run_dir="one", **own)
             layouts = LAYOUTS if LONG or precision == "fp32" else LAYOUTS[2:]
-            for layout in [*layouts, *([Layout(1, 2), Layout(1, 4, 1, 2), Layout(8), Layout(4, 2),
-                                        Layout(2, 4, 1, 1), Layout(1, 8, 1, 3)] if LONG else [])]:
-                if layout.tensor == 1:
+            for layout in [*layouts, *(factorizations() if LONG else [])]:
+                if layout.tensor == 1 or "optim_master_dtype" not in others:  # their random bits depend on parts
                     with self.subTest(layout=layout, precision=precision):
                         recompute = "block" if layout.stages == 2 and layout.schedule != "zero_bubble" else "none"
                         self.train_as(layout, run_dir="run", train_recompute=recompute, **own)

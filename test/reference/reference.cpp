@@ -2,6 +2,7 @@
 
 #include <numeric>
 
+#include "test/reference/tree_sum.h"
 #include "test/reference/update_rules.h"
 
 namespace ref {
@@ -471,6 +472,16 @@ void add(const ops::Add& op) {
     by_storage(op.out, [&]<class T>(T) {
         T* out = op.out.as<T>();
         for (size_t i = 0; i < op.count; i++) out[i] = store<T>(element(op.out, i) + element(op.inp, i));
+    });
+}
+
+void sum_terms(const ops::SumTerms& op) {
+    std::vector<double> terms(size_t(op.n));
+    by_storage(op.out, [&]<class T>(T) {
+        for (size_t i = 0; i < op.count; i++) {
+            for (size_t term = 0; term < terms.size(); term++) terms[term] = element(op.terms, term * op.count + i);
+            op.out.as<T>()[i] = store<T>(tree_sum(terms));
+        }
     });
 }
 

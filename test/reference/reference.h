@@ -151,6 +151,7 @@ void orthonormalize_rows(const ops::OrthonormalizeRows& op);
 void normal_fill(const ops::NormalFill& op);
 void fill(const ops::Fill& op);
 void add(const ops::Add& op);
+void sum_terms(const ops::SumTerms& op);
 void cast(const ops::Cast& op);
 void cast_columns(const ops::CastColumns& op);
 

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "kernels/base/batch.h"
+#include "kernels/device.h"
 #include "model/huggingface.h"
 #include "model/plan.h"
 #include "model/update.h"
@@ -15,6 +16,12 @@
 #include "training/models/hf_config.h"
 #include "training/models/llmc_files.h"
 #include "training/models/votes.h"
+
+static int tensor_terms(const Config::Parallel& parallel) {
+    if (!parallel.deterministic_reduce) return 1;
+    if (parallel.tensor_terms > 0) return parallel.tensor_terms;
+    return gpu_name().empty() ? 8 : 1;  // a GPU's library computes parts of a GEMM with other bits than the whole
+}
 
 GptOptions gpt_options(const Config& config, const Grid& grid, int rank) {
     const Grid::Place place = grid.place_of(rank);
@@ -39,6 +46,7 @@ GptOptions gpt_options(const Config& config, const Grid& grid, int rank) {
                        .tensor_parallel = {place.tensor, grid.tensor},
                        .zero_stage = config.parallel.zero_stage,
                        .deterministic_reduce = config.parallel.deterministic_reduce,
+                       .tensor_terms = tensor_terms(config.parallel),
                        .bucket_bytes = size_t(config.parallel.bucket_mb) << 20};
     if (grid.pipeline > 1)
         options.pipeline = {place.pipeline, grid.pipeline, config.parallel.pipeline_schedule, config.parallel.chunks(),

@@ -1,0 +1,244 @@
+// The linear layers, and the collectives of the ranks that divide them.
+#include "kernels/comm.h"
+#include "kernels/op_stream.h"
+#include "model/activations.h"
+#include "model/layers.h"
+#include "model/tensors.h"
+
+// Starts to gather all rows of `own`, which has this rank's rows, in x.group->gathered.
+static Ticket start_gather(const LayerContext& x, ConstView own) {
+    const TensorParallelGroup& group = *x.group;
+    const size_t bytes = size_t(x.own_rows()) * size_t(x.shape->n_embd) * size_of(own.dtype);
+    return all_gather(group.gathered.data, own.data, bytes, group.comm, x.stream);
+}
+
+ConstView gather_rows(const LayerContext& x, ConstView own) {
+    const TensorParallelGroup& group = *x.group;
+    if (group.comm.size == 1) return own;
+    wait(start_gather(x, own), group.comm, x.stream);
+    return group.gathered;
+}
+
+View rows_to_sum(const LayerContext& x, View own) { return x.group->comm.size == 1 ? own : x.group->gathered; }
+
+// Starts sum_rows().
+static Ticket start_sum(const LayerContext& x, View own, ConstView terms, int n) {
+    const TensorParallelGroup& group = *x.group;
+    const auto channels = size_t(x.shape->n_embd);
+    if (n > 1) {
+        const View sum = group.comm.size == 1 ? own : group.sum;
+        run(x.stream, ops::sum_terms, {.out = sum, .terms = terms, .n = n, .count = size_t(x.rows) * channels});
+        terms = sum;
+    }
+    if (group.comm.size == 1) return {};
+    return reduce_scatter_sum(
+        {.out = own, .scratch = group.scratch, .inp = terms, .count = size_t(x.own_rows()) * channels}, group.comm,
+        x.stream);
+}
+
+void sum_rows(const LayerContext& x, View own, ConstView terms, int n) {
+    wait(start_sum(x, own, terms, n), x.group->comm, x.stream);
+}
+
+void copy_channels(const LayerContext& x, View to, int to_width, ConstView from, int from_width, int count, int rows) {
+    const size_t element = size_of(to.dtype);
+    copy_rows_on_device(to.data, size_t(to_width) * element, from.data, size_t(from_width) * element,
+                        size_t(count) * element, size_t(rows), x.stream);
+}
+
+// Returns a term of a sum of all rows.
+static View term_at(const LayerContext& x, View terms, int number) {
+    return terms.from(size_t(number) * size_t(x.rows) * size_t(x.shape->n_embd));
+}
+
+void linear_forward(const LayerContext& x, const LayerWeights& w, ConstView inp, const Activation& out,
+                    const LinearActivation& activation) {
+    if (x.has(out)) return;
+    run(x.stream, ops::matmul_forward,
+        {.out = out.view,
+         .pre_activation = activation.function == ActivationFunction::relu2 ? nullptr : activation.kept,
+         .inp = inp,
+         .weight = w.weight.value,
+         .bias = w.bias.value,
+         .rows = x.rows,
+         .n = w.weight.rows,
+         .k = w.weight.cols,
+         .activation = activation.function},
+        {w.weight.name});
+}
+
+void linear_backward_weight(const LayerContext& x, const LayerWeights& w, ConstView inp, ConstView dout) {
+    run(x.stream, ops::matmul_backward_weight,
+        {.dweight = w.weight.grad,
+         .dbias = w.bias.grad,
+         .scratch = x.scratch,
+         .dout = dout,
+         .inp = inp,
+         .rows = x.rows,
+         .n = w.weight.rows,
+         .k = w.weight.cols,
+         .accumulate = x.accumulate},
+        {w.weight.name});
+}
+
+static void linear_backward_input(const LayerContext& x, const LayerWeights& w, ConstView dout, View dinp,
+                                  const LinearActivation& activation = {}) {
+    run(x.stream, ops::matmul_backward_input,
+        {.dinp = dinp,
+         .dout = dout,
+         .weight = w.weight.value,
+         .kept = activation.kept,
+         .rows = x.rows,
+         .n = w.weight.rows,
+         .k = w.weight.cols,
+         .activation = activation.function},
+        {w.weight.name});
+}
+
+void linear_backward(const LayerContext& x, const LayerWeights& w, ConstView inp, ConstView dout, View dinp,
+                     const LinearActivation& activation) {
+    if (!x.defers_weights) linear_backward_weight(x, w, inp, dout);
+    linear_backward_input(x, w, dout, dinp, activation);
+}
+
+void column_parallel_forward(const LayerContext& x, const LayerWeights& w, ConstView inp, const Activation& out,
+                             const LinearActivation& activation) {
+    if (!x.has(out)) linear_forward(x, w, gather_rows(x, inp), out, activation);
+}
+
+// Computes the terms of the input's gradient, one for each part of the output channels.
+static void column_terms(const LayerContext& x, const LayerWeights& w, ConstView dout,
+                         std::initializer_list<int> stacked) {
+    const TensorParallelGroup& group = *x.group;
+    if (group.parts == 1) return linear_backward_input(x, w, dout, group.terms);
+    LayerWeights part = w;
+    const int width = part.weight.rows = w.weight.rows / group.parts, cols = w.weight.cols;
+    part.weight.value = group.part_weight;
+    for (int number = 0; number < group.parts; number++) {
+        int first = 0;
+        for (const int rows : stacked) {
+            const int count = rows / group.parts, from = first + number * count, to = first / group.parts;
+            copy_channels(x, group.part_channels.from(size_t(to)), width, dout.from(size_t(from)), w.weight.rows, count,
+                          x.rows);
+            copy_channels(x, group.part_weight.from(size_t(to) * size_t(cols)), cols,
+                          w.weight.value.from(size_t(from) * size_t(cols)), cols, cols, count);
+            first += rows;
+        }
+        linear_backward_input(x, part, group.part_channels, term_at(x, group.terms, number));
+    }
+}
+
+// Gathers the input during the GEMM of its gradient, which it sums during the GEMM of the weight's.
+void column_parallel_backward(const LayerContext& x, const LayerWeights& w, ConstView inp, ConstView dout, View dinp,
+                              std::initializer_list<int> stacked) {
+    const TensorParallelGroup& group = *x.group;
+    if (group.comm.size * group.parts == 1) return linear_backward(x, w, inp, dout, dinp);
+    const bool is_gathered = !x.defers_weights && group.comm.size > 1;
+    const Ticket gathered = is_gathered ? start_gather(x, inp) : Ticket();
+    column_terms(x, w, dout, stacked);
+    wait(gathered, group.comm, x.stream);
+    const Ticket summed = start_sum(x, dinp, group.terms, group.parts);
+    if (!x.defers_weights) linear_backward_weight(x, w, is_gathered ? group.gathered : inp, dout);
+    wait(summed, group.comm, x.stream);
+}
+
+void column_parallel_backward_weight(const LayerContext& x, const LayerWeights& w, ConstView inp, ConstView dout) {
+    linear_backward_weight(x, w, gather_rows(x, inp), dout);
+}
+
+// The output has a term for each part of the input channels. Only one of all ranks' terms has the bias.
+void row_parallel_forward(const LayerContext& x, const LayerWeights& w, ConstView inp, const Activation& out) {
+    if (x.has(out)) return;
+    const TensorParallelGroup& group = *x.group;
+    const View terms = group.parts > 1 ? group.terms : rows_to_sum(x, out.view);
+    LayerWeights part = w;
+    const int width = part.weight.cols = w.weight.cols / group.parts;
+    for (int number = 0; number < group.parts; number++) {
+        ConstView channels = inp;
+        if (group.parts > 1) {
+            const auto first = size_t(number) * size_t(width);
+            copy_channels(x, group.part_channels, width, inp.from(first), w.weight.cols, width, x.rows);
+            copy_channels(x, group.part_weight, width, w.weight.value.from(first), w.weight.cols, width, w.weight.rows);
+            channels = group.part_channels, part.weight.value = group.part_weight;
+        }
+        if (group.comm.rank + number > 0) part.bias.value = nullptr;
+        linear_forward(x, part, channels, {term_at(x, terms, number), false});
+    }
+    sum_rows(x, out.view, terms, group.parts);
+}
+
+// Each rank computes the whole gradient of the bias.
+void row_parallel_backward(const LayerContext& x, const LayerWeights& w, ConstView inp, ConstView dout, View dinp,
+                           const LinearActivation& activation) {
+    linear_backward(x, w, inp, gather_rows(x, dout), dinp, activation);
+}
+
+void row_parallel_backward_weight(const LayerContext& x, const LayerWeights& w, ConstView inp, ConstView dout) {
+    linear_backward_weight(x, w, inp, gather_rows(x, dout));
+}
+
+namespace {
+
+// The first of some channels in all rows, which have `width` channels.
+struct Channels {
+    View first;
+    int width;
+    Channels from(int channel) const { return {first.from(size_t(channel)), width}; }
+};
+
+void copy_channels(const LayerContext& x, const Channels& to, const Channels& from, int count) {
+    copy_channels(x, to.first, to.width, from.first, from.width, count, x.rows);
+}
+
+// The arrays of qkv of ranks with the same key/value head.
+struct SharedHead {
+    const LayerContext& x;
+    Channels qkv;                                                                             // of whole heads
+    int queries = x.shape->attention_channels(), part = x.shape->computed_kv_channels() / 2;  // of the keys, the values
+    Channels computed = {x.group->computed_qkv, queries + 2 * part};  // what this rank's weights compute
+
+    size_t part_elements() const { return 2 * size_t(part) * size_t(x.rows); }
+    // The keys and values that a rank of x.group->kv_head computes.
+    Channels kv(int rank) const { return {x.group->kv_parts.from(size_t(rank) * part_elements()), 2 * part}; }
+    Channels own_kv() const { return kv(x.group->kv_head.rank); }
+    // Copies all parts to qkv, or from it.
+    void copy_parts(bool to_qkv) const {
+        for (int rank = 0; rank < x.shape->kv_head_parts; rank++)
+            for (const int is_value : {0, 1}) {
+                const Channels in_part = kv(rank).from(is_value * part);
+                const Channels in_qkv = qkv.from(queries + is_value * x.shape->head_size() + rank * part);
+                copy_channels(x, to_qkv ? in_qkv : in_part, to_qkv ? in_part : in_qkv, part);
+            }
+    }
+};
+
+}  // namespace
+
+void qkv_forward(const LayerContext& x, const LayerWeights& w, ConstView inp, const Activation& qkv) {
+    if (x.shape->kv_head_parts == 1 || x.has(qkv)) return column_parallel_forward(x, w, inp, qkv);
+    const Comm& comm = x.group->kv_head;
+    const SharedHead head{x, {qkv.view, x.shape->qkv_channels()}};
+    const Channels own = head.own_kv();
+    column_parallel_forward(x, w, inp, {head.computed.first, false});
+    copy_channels(x, head.qkv, head.computed, head.queries);
+    copy_channels(x, own, head.computed.from(head.queries), own.width);
+    const size_t bytes = head.part_elements() * size_of(qkv.view.dtype);
+    wait(all_gather(x.group->kv_parts.data, own.first.data, bytes, comm, x.stream), comm, x.stream);
+    head.copy_parts(true);
+}
+
+void qkv_backward(const LayerContext& x, const LayerWeights& w, ConstView inp, View dqkv, View dinp) {
+    if (x.shape->kv_head_parts > 1) {
+        const Comm& comm = x.group->kv_head;
+        const SharedHead head{x, {dqkv, x.shape->qkv_channels()}};
+        const Channels own = head.own_kv();
+        head.copy_parts(false);
+        const ReduceScatter op{own.first, x.group->scratch, x.group->kv_parts, head.part_elements()};
+        wait(reduce_scatter_sum(op, comm, x.stream), comm, x.stream);
+        copy_channels(x, head.computed, head.qkv, head.queries);
+        copy_channels(x, head.computed.from(head.queries), own, own.width);
+        copy_channels(x, {dqkv, head.computed.width}, head.computed, head.computed.width);
+    }
+    const int part = x.shape->computed_kv_channels() / 2;
+    column_parallel_backward(x, w, inp, dqkv, dinp, {x.shape->attention_channels(), part, part});
+}
