@@ -299,6 +299,8 @@ template <class T> void add_update(std::vector<Case>& cases, Arrays& arrays, con
                                  .grad_norm = norm,
                                  .n_chunks = n};
     ops::GradNormFinish finish{norm, sums, loss_scale, int(layout.tensors.size()), 1.0f};
+    const size_t numbers = layout.tensors.size() * ops::kSquareEntries;
+    cases.push_back(case_of("clear sums", 1, ops::fill, {reinterpret_cast<float*>(sums), 2 * numbers, 0}));
     cases.push_back(case_of("squared sums", 1, ops::squared_sums, squares, layout.elements));
     cases.push_back(case_of("gradient norm", 1, ops::grad_norm_finish, finish));
     cases.push_back(case_of("adamw update", 1, ops::elementwise_update, adamw, layout.elements));

@@ -176,6 +176,10 @@ inline Work work_of(const Add& op) {
     return {"add", 0, bytes_of(op.out, 3 * double(op.count)), format("count %zu", op.count)};
 }
 
+inline Work work_of(const Fill& op) {
+    return {"fill", 0, double(op.count) * sizeof(float), format("count %zu", op.count)};
+}
+
 inline Work work_of(const SumTerms& op) {
     const double count = double(op.count);
     return {"sum_terms", 0, bytes_of(op.out, count) + bytes_of(op.terms, count * op.n),

@@ -84,7 +84,7 @@ OP_GROUPS = {
     "activation": ["activation*", "gated_activation*"],
     "rope": ["qk_norm_rope*"],
     "dropout": ["dropout*"],
-    "fill": ["normal_fill*", "add*", "fill*", "cast*"],
+    "fill": ["normal_fill*", "add*", "sum_terms*", "fill*", "cast*"],
 }
 NOT_SANITIZED = ["matmul*"]
 OTHER_PRECISIONS = ["*float", "*fp16", "*fp16 *"]
