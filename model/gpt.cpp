@@ -53,9 +53,9 @@ void check_options(const GptOptions& o) {
 }
 
 // Copies chunks to the device. There a tensor has its number in the model, which keys RoundingBits.
-void copy_chunks(const GptState& s, ops::Chunk* to, const std::vector<ops::Chunk>& chunks) {
-    const std::vector<ops::Chunk> numbered = with_numbers(s.layout, chunks);
-    copy_to_device(to, numbered.data(), numbered.size() * sizeof(ops::Chunk), s.stream);
+void copy_chunks(const GptState& s, ops::Chunk* to, std::vector<ops::Chunk> chunks) {
+    for (ops::Chunk& chunk : chunks) chunk.tensor = s.layout.tensors[size_t(chunk.tensor)].number;
+    copy_to_device(to, chunks.data(), chunks.size() * sizeof(ops::Chunk), s.stream);
 }
 
 }  // namespace
@@ -102,7 +102,7 @@ Gpt::Gpt(const GptOptions& options, const GridComm& comm) {
         load_matrices(s);
         if (s.update.has_layers()) {
             std::vector<ops::Layer>& layers = s.trust.host_layers;
-            layers = update_layers(s.layout, s.update, with_other_parts(s.layout, grid));
+            layers = update_layers(s.layout, s.update, grid);
             load_factors(s);
             copy_to_device(s.trust.layers, layers.data(), layers.size() * sizeof(ops::Layer), s.stream);
         }

@@ -18,14 +18,18 @@ Ticket reduce(GptState& s, const float* inp, float* out, size_t piece) {
                               s.stream);
 }
 
-// Reduces a bucket of whole gradients into its owners' shards. Without shards, all ranks gather the sums.
-void reduce_whole(GptState& s, int number) {
+// Reduces whole gradients, a piece of each rank, into `shard` of the pieces' owners. Without it, all ranks gather the
+// sums.
+void reduce_whole(GptState& s, float* grads, float* shard, size_t piece) {
+    float* const mine = grads + size_t(s.comms.data.rank) * piece;
+    s.grads_ready = reduce(s, grads, shard ? shard : mine, piece);
+    if (!shard) s.grads_ready = all_gather(grads, mine, piece * sizeof(float), s.comms.data, s.stream);
+}
+
+void reduce_bucket(GptState& s, int number) {
     const Bucket& bucket = bucket_at(s, number);
-    float* grad = s.grad + bucket.begin;
-    float* mine = grad + size_t(s.comms.data.rank) * bucket.piece;
-    const bool sharded = s.options.is_sharded();
-    s.grads_ready = reduce(s, grad, sharded ? s.own_grad + bucket.shard_begin : mine, bucket.piece);
-    if (!sharded) s.grads_ready = all_gather(grad, mine, bucket.piece * sizeof(float), s.comms.data, s.stream);
+    float* const shard = s.options.is_sharded() ? s.own_grad + bucket.shard_begin : nullptr;
+    reduce_whole(s, s.grad + bucket.begin, shard, bucket.piece);
 }
 
 // Waits for the slot's sum and, unless it is the step's first, adds it to the earlier ones.
@@ -70,7 +74,7 @@ void wait_shards(GptState& s) {
 void end_grads(GptState& s, int bucket, const MicroStep& micro) {
     if (is_alone(s)) return;
     if (s.options.keeps_whole_gradients()) {
-        if (micro.last && !s.options.deterministic_reduce) reduce_whole(s, bucket);
+        if (micro.last && !s.options.deterministic_reduce) reduce_bucket(s, bucket);
         return;
     }
     const Bucket& b = bucket_at(s, bucket);
@@ -171,10 +175,7 @@ const float* gradient_of_other_stage(GptState& s, float* mine, size_t count) {
 const float* gradient_of_head(GptState& s) {
     float* const head = s.head_levels[0];
     if (is_alone(s)) return head;
-    const size_t piece = bucket_at(s, s.layout.tied_bucket).piece;
-    float* mine = s.tied ? s.tied : head + size_t(s.comms.data.rank) * piece;
-    s.grads_ready = reduce(s, head, mine, piece);
-    if (!s.tied) s.grads_ready = all_gather(head, mine, piece * sizeof(float), s.comms.data, s.stream);
+    reduce_whole(s, head, s.tied, bucket_at(s, s.layout.tied_bucket).piece);
     wait(s.grads_ready, s.comms.data, s.stream);
     return s.tied ? s.tied : head;
 }
@@ -197,7 +198,7 @@ void finish_grads(GptState& s) {
         const int sums = std::popcount(unsigned(s.micro_steps_done[0]));
         merge_levels(s, sums - 1, sums - 1, {0, s.layout.elements});
         for (size_t bucket = 0; !is_alone(s) && bucket < s.layout.buckets.size(); bucket++)
-            reduce_whole(s, int(bucket));
+            reduce_bucket(s, int(bucket));
     }
     wait_shards(s);
     wait(s.grads_ready, s.comms.data, s.stream);

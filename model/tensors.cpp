@@ -9,48 +9,37 @@ const std::vector<TensorRow>& tensor_table() {
     using B = BlockWeights;
     using W = LayerWeights;
     using S = GptShape;
-    using R = TensorRole;
-    using P = Division;
+    using enum Init;
+    using enum TensorRole;
+    using enum Division;
     static const std::vector<TensorRow> table = {
-        {&G::wte, &W::weight, "wte", &S::padded_vocab, &S::channels, Init::normal, R::embedding, P::rows},
-        {&G::wpe, &W::weight, "wpe", &S::positions, &S::channels, Init::normal, R::embedding, P::whole,
-         &S::has_positions},
-        {&G::norm_e, &W::weight, "norm_e.weight", &S::channels, &S::one, Init::one, R::vector, P::summed,
+        {&G::wte, &W::weight, "wte", &S::padded_vocab, &S::channels, normal, embedding, rows},
+        {&G::wpe, &W::weight, "wpe", &S::positions, &S::channels, normal, embedding, whole, &S::has_positions},
+        {&G::norm_e, &W::weight, "norm_e.weight", &S::channels, &S::one, one, vector, summed,
          &S::has_embedding_norm_weight},
-        {&G::norm_e, &W::bias, "norm_e.bias", &S::channels, &S::one, Init::zero, R::vector, P::summed,
-         &S::has_embedding_norm_bias},
-        {&G::norm_f, &W::weight, "norm_f.weight", &S::channels, &S::one, Init::one, R::vector, P::summed,
-         &S::has_norm_weight},
-        {&G::norm_f, &W::bias, "norm_f.bias", &S::channels, &S::one, Init::zero, R::vector, P::summed,
-         &S::has_norm_bias},
-        {&B::norm1, &W::weight, "norm1.weight", &S::channels, &S::one, Init::one, R::vector, P::summed,
-         &S::has_norm_weight},
-        {&B::norm1, &W::bias, "norm1.bias", &S::channels, &S::one, Init::zero, R::vector, P::summed, &S::has_norm_bias},
-        {&B::qkv, &W::weight, "qkv.weight", &S::computed_qkv_channels, &S::channels, Init::normal, R::matrix, P::rows,
-         &S::always, &S::qkv_rows},
-        {&B::qkv, &W::bias, "qkv.bias", &S::computed_qkv_channels, &S::one, Init::zero, R::vector, P::rows,
-         &S::has_qkv_bias, &S::qkv_rows},
-        {&B::q_norm, &W::weight, "q_norm.weight", &S::head_channels, &S::one, Init::one, R::vector, P::summed,
+        {&G::norm_e, &W::bias, "norm_e.bias", &S::channels, &S::one, zero, vector, summed, &S::has_embedding_norm_bias},
+        {&G::norm_f, &W::weight, "norm_f.weight", &S::channels, &S::one, one, vector, summed, &S::has_norm_weight},
+        {&G::norm_f, &W::bias, "norm_f.bias", &S::channels, &S::one, zero, vector, summed, &S::has_norm_bias},
+        {&B::norm1, &W::weight, "norm1.weight", &S::channels, &S::one, one, vector, summed, &S::has_norm_weight},
+        {&B::norm1, &W::bias, "norm1.bias", &S::channels, &S::one, zero, vector, summed, &S::has_norm_bias},
+        {&B::qkv, &W::weight, "qkv.weight", &S::computed_qkv_channels, &S::channels, normal, matrix, rows, &S::always,
+         &S::qkv_rows},
+        {&B::qkv, &W::bias, "qkv.bias", &S::computed_qkv_channels, &S::one, zero, vector, rows, &S::has_qkv_bias,
+         &S::qkv_rows},
+        {&B::q_norm, &W::weight, "q_norm.weight", &S::head_channels, &S::one, one, vector, summed,
          &S::has_qk_norm_weight},
-        {&B::k_norm, &W::weight, "k_norm.weight", &S::head_channels, &S::one, Init::one, R::vector, P::summed,
+        {&B::k_norm, &W::weight, "k_norm.weight", &S::head_channels, &S::one, one, vector, summed,
          &S::has_qk_norm_weight},
-        {&B::attn_proj, &W::weight, "attn_proj.weight", &S::channels, &S::attention_channels, Init::normal_residual,
-         R::matrix, P::columns},
-        {&B::attn_proj, &W::bias, "attn_proj.bias", &S::channels, &S::one, Init::zero, R::vector, P::whole,
-         &S::has_attn_proj_bias},
-        {&B::norm2, &W::weight, "norm2.weight", &S::channels, &S::one, Init::one, R::vector, P::summed,
-         &S::has_norm_weight},
-        {&B::norm2, &W::bias, "norm2.bias", &S::channels, &S::one, Init::zero, R::vector, P::summed, &S::has_norm_bias},
-        {&B::fc, &W::weight, "fc.weight", &S::fc_channels, &S::channels, Init::normal, R::matrix, P::rows, &S::always,
-         &S::fc_rows},
-        {&B::fc, &W::bias, "fc.bias", &S::fc_channels, &S::one, Init::zero, R::vector, P::rows, &S::has_mlp_bias,
-         &S::fc_rows},
-        {&B::fc_proj, &W::weight, "fc_proj.weight", &S::channels, &S::hidden, Init::normal_residual, R::matrix,
-         P::columns},
-        {&B::fc_proj, &W::bias, "fc_proj.bias", &S::channels, &S::one, Init::zero, R::vector, P::whole,
-         &S::has_mlp_bias},
-        {&G::head, &W::weight, "head.weight", &S::padded_vocab, &S::channels, Init::normal, R::head, P::rows,
-         &S::has_head},
+        {&B::attn_proj, &W::weight, "attn_proj.weight", &S::channels, &S::attention_channels, normal_residual, matrix,
+         columns},
+        {&B::attn_proj, &W::bias, "attn_proj.bias", &S::channels, &S::one, zero, vector, whole, &S::has_attn_proj_bias},
+        {&B::norm2, &W::weight, "norm2.weight", &S::channels, &S::one, one, vector, summed, &S::has_norm_weight},
+        {&B::norm2, &W::bias, "norm2.bias", &S::channels, &S::one, zero, vector, summed, &S::has_norm_bias},
+        {&B::fc, &W::weight, "fc.weight", &S::fc_channels, &S::channels, normal, matrix, rows, &S::always, &S::fc_rows},
+        {&B::fc, &W::bias, "fc.bias", &S::fc_channels, &S::one, zero, vector, rows, &S::has_mlp_bias, &S::fc_rows},
+        {&B::fc_proj, &W::weight, "fc_proj.weight", &S::channels, &S::hidden, normal_residual, matrix, columns},
+        {&B::fc_proj, &W::bias, "fc_proj.bias", &S::channels, &S::one, zero, vector, whole, &S::has_mlp_bias},
+        {&G::head, &W::weight, "head.weight", &S::padded_vocab, &S::channels, normal, head, rows, &S::has_head},
     };
     return table;
 }
@@ -195,22 +184,18 @@ TensorLayout lay_out_stage(const GptOptions& o) {
     return layout;
 }
 
-// Returns the number of chunks that [begin, end) of a bucket touches.
-size_t chunks_between(size_t begin, size_t end) {
-    return begin < end ? (end - 1) / ops::kChunkElements - begin / ops::kChunkElements + 1 : 0;
-}
-
-// Counts the chunks of a tensor.
-size_t chunks_of(const TensorLayout& layout, const Tensor& tensor) {
-    const size_t begin = tensor.begin - layout.bucket_of(tensor).begin;
-    return chunks_between(begin, begin + tensor.count);
+// Returns the number of chunks of elements [first, first + count) of a tensor.
+size_t chunks_of(const TensorLayout& layout, const Tensor& tensor, size_t first, size_t count) {
+    const size_t begin = tensor.begin - layout.bucket_of(tensor).begin + first;
+    return count == 0 ? 0 : (begin + count - 1) / ops::kChunkElements - begin / ops::kChunkElements + 1;
 }
 
 // Returns TensorLayout::first_chunks of all stages.
 std::vector<size_t> first_chunks_of(const std::vector<TensorLayout>& stages, size_t names) {
     std::vector<size_t> first(names + 1, 0);
     for (const TensorLayout& stage : stages)
-        for (const Tensor& tensor : stage.tensors) first[size_t(tensor.number) + 1] = chunks_of(stage, tensor);
+        for (const Tensor& tensor : stage.tensors)
+            first[size_t(tensor.number) + 1] = chunks_of(stage, tensor, 0, tensor.count);
     std::partial_sum(first.begin(), first.end(), first.begin());
     return first;
 }
@@ -344,20 +329,6 @@ std::vector<ops::Chunk> chunk_grid(const TensorLayout& layout) {
     return chunks;
 }
 
-std::vector<ops::Chunk> with_other_parts(const TensorLayout& layout, const std::vector<ops::Chunk>& grid) {
-    std::vector<ops::Chunk> chunks;
-    for (ops::Chunk chunk : grid) {
-        chunk.index -= layout.tensor_parallel.rank;
-        for (int rank = 0; rank < layout.tensor_parallel.size; rank++, chunk.index++) chunks.push_back(chunk);
-    }
-    return chunks;
-}
-
-std::vector<ops::Chunk> with_numbers(const TensorLayout& layout, std::vector<ops::Chunk> chunks) {
-    for (ops::Chunk& chunk : chunks) chunk.tensor = layout.tensors[size_t(chunk.tensor)].number;
-    return chunks;
-}
-
 std::vector<ops::Chunk> counted_once(const TensorLayout& layout, std::vector<ops::Chunk> chunks) {
     std::erase_if(chunks, [&](const ops::Chunk& chunk) {
         const Tensor& tensor = layout.tensors[size_t(chunk.tensor)];
@@ -368,16 +339,15 @@ std::vector<ops::Chunk> counted_once(const TensorLayout& layout, std::vector<ops
 
 size_t chunk_count(const TensorLayout& layout) {
     size_t count = 0;
-    for (const Tensor& tensor : layout.tensors) count += chunks_of(layout, tensor);
+    for (const Tensor& tensor : layout.tensors) count += chunks_of(layout, tensor, 0, tensor.count);
     return count;
 }
 
 size_t owned_chunk_count(const TensorLayout& layout, int rank) {
     size_t count = 0;
     for (const Tensor& tensor : layout.tensors) {
-        const Bucket& bucket = layout.bucket_of(tensor);
-        const size_t begin = tensor.begin - bucket.begin, owned = size_t(rank) * bucket.piece;
-        count += chunks_between(std::max(begin, owned), std::min(begin + tensor.count, owned + bucket.piece));
+        const TensorPart part = part_of(layout, tensor, rank);
+        count += chunks_of(layout, tensor, part.first, part.count);
     }
     return count;
 }

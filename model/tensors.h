@@ -167,12 +167,6 @@ std::vector<size_t> logical_shape(const TensorLayout& layout, const Tensor& tens
 // the order of TensorLayout::names.
 std::vector<ops::Chunk> chunk_grid(const TensorLayout& layout);
 
-// Returns the chunks of all ranks of a TensorParallel, in the order of their index, given one rank's grid.
-std::vector<ops::Chunk> with_other_parts(const TensorLayout& layout, const std::vector<ops::Chunk>& grid);
-
-// Returns the chunks with `tensor` in TensorLayout::names.
-std::vector<ops::Chunk> with_numbers(const TensorLayout& layout, std::vector<ops::Chunk> chunks);
-
 // Removes the chunks that another rank counts: rank 0 of a TensorParallel counts tensors that are not divided.
 std::vector<ops::Chunk> counted_once(const TensorLayout& layout, std::vector<ops::Chunk> chunks);
 

@@ -242,15 +242,16 @@ size_t max_update_chunks(const TensorLayout& layout, const UpdateLayout& update,
 }
 
 std::vector<ops::Layer> update_layers(const TensorLayout& layout, const UpdateLayout& update,
-                                      const std::vector<ops::Chunk>& chunks) {
+                                      const std::vector<ops::Chunk>& grid) {
+    const TensorParallel& parts = layout.tensor_parallel;
     std::vector<ops::Layer> layers;
     for (size_t i = 0; i < layout.tensors.size(); i++) {
         const bool is_vector = tensor_table()[size_t(layout.tensors[i].row)].role == TensorRole::vector;
-        const auto of_tensor = std::ranges::equal_range(chunks, int(i), {}, &ops::Chunk::tensor);
+        const auto of_tensor = std::ranges::equal_range(grid, int(i), {}, &ops::Chunk::tensor);
         for (int number = 0; number < kMaxStacked; number++)
-            layers.push_back({.first = of_tensor.front().index * kMaxStacked + number,
+            layers.push_back({.first = (of_tensor.front().index - parts.rank) * kMaxStacked + number,
                               .stride = kMaxStacked,
-                              .n_sums = int(of_tensor.size()),
+                              .n_sums = int(of_tensor.size()) * parts.size,
                               .group = update.tensors[i].group,
                               .adapts = !is_vector || update.row_of(i).scope == UpdateScope::factors});
     }

@@ -75,10 +75,10 @@ ops::UpdateScalars update_scalars(const OptimizerSettings& settings, const Updat
 // Returns the limit of their number, given the number without layers.
 size_t max_update_chunks(const TensorLayout& layout, const UpdateLayout& update, size_t n_chunks);
 
-// Returns the layers of all tensors. chunks: the grid, with_other_parts(). With tensor parallelism each rank counts a
-// tensor that is not divided, which cancels in a ratio of norms.
+// Returns the layers of all tensors, given this rank's grid. With tensor parallelism a layer has the sums of all ranks'
+// parts. Each rank counts a tensor that is not divided, which cancels in a ratio of norms.
 std::vector<ops::Layer> update_layers(const TensorLayout& layout, const UpdateLayout& update,
-                                      const std::vector<ops::Chunk>& chunks);
+                                      const std::vector<ops::Chunk>& grid);
 
 struct GptState;
 
