@@ -1,6 +1,7 @@
 #include "model/huggingface.h"
 
 #include <algorithm>
+#include <span>
 #include <utility>
 
 #include "kernels/base/check.h"
@@ -20,62 +21,54 @@ struct Name {
 struct Naming {
     const char* prefix;  // of every name except lm_head's
     const char* layers;  // after it, before the layer's number
-    std::vector<Name> names;
+    std::span<const Name> names;
 };
 
-const Naming& gpt2_naming() {
-    static const Naming naming = {
-        "transformer.",
-        "h.",
-        {{"wte", "wte.weight"},
-         {"wpe", "wpe.weight"},
-         {"norm_f.weight", "ln_f.weight"},
-         {"norm_f.bias", "ln_f.bias"},
-         {"norm1.weight", "ln_1.weight"},
-         {"norm1.bias", "ln_1.bias"},
-         {"qkv.weight", "attn.c_attn.weight", Part::whole, true},
-         {"qkv.bias", "attn.c_attn.bias"},
-         {"attn_proj.weight", "attn.c_proj.weight", Part::whole, true},
-         {"attn_proj.bias", "attn.c_proj.bias"},
-         {"norm2.weight", "ln_2.weight"},
-         {"norm2.bias", "ln_2.bias"},
-         {"fc.weight", "mlp.c_fc.weight", Part::whole, true},
-         {"fc.bias", "mlp.c_fc.bias"},
-         {"fc_proj.weight", "mlp.c_proj.weight", Part::whole, true},
-         {"fc_proj.bias", "mlp.c_proj.bias"},
-         {"head.weight", "lm_head.weight"}},
-    };
-    return naming;
-}
+constexpr Name kGpt2Names[] = {
+    {"wte", "wte.weight"},
+    {"wpe", "wpe.weight"},
+    {"norm_f.weight", "ln_f.weight"},
+    {"norm_f.bias", "ln_f.bias"},
+    {"norm1.weight", "ln_1.weight"},
+    {"norm1.bias", "ln_1.bias"},
+    {"qkv.weight", "attn.c_attn.weight", Part::whole, true},
+    {"qkv.bias", "attn.c_attn.bias"},
+    {"attn_proj.weight", "attn.c_proj.weight", Part::whole, true},
+    {"attn_proj.bias", "attn.c_proj.bias"},
+    {"norm2.weight", "ln_2.weight"},
+    {"norm2.bias", "ln_2.bias"},
+    {"fc.weight", "mlp.c_fc.weight", Part::whole, true},
+    {"fc.bias", "mlp.c_fc.bias"},
+    {"fc_proj.weight", "mlp.c_proj.weight", Part::whole, true},
+    {"fc_proj.bias", "mlp.c_proj.bias"},
+    {"head.weight", "lm_head.weight"},
+};
+constexpr Naming kGpt2 = {"transformer.", "h.", kGpt2Names};
 
-const Naming& llama_naming() {
-    static const Naming naming = {
-        "model.",
-        "layers.",
-        {{"wte", "embed_tokens.weight"},
-         {"norm_f.weight", "norm.weight"},
-         {"norm1.weight", "input_layernorm.weight"},
-         {"qkv.weight", "self_attn.q_proj.weight", Part::query},
-         {"qkv.weight", "self_attn.k_proj.weight", Part::key},
-         {"qkv.weight", "self_attn.v_proj.weight", Part::value},
-         {"qkv.bias", "self_attn.q_proj.bias", Part::query},
-         {"qkv.bias", "self_attn.k_proj.bias", Part::key},
-         {"qkv.bias", "self_attn.v_proj.bias", Part::value},
-         {"q_norm.weight", "self_attn.q_norm.weight"},
-         {"k_norm.weight", "self_attn.k_norm.weight"},
-         {"attn_proj.weight", "self_attn.o_proj.weight"},
-         {"attn_proj.bias", "self_attn.o_proj.bias"},
-         {"norm2.weight", "post_attention_layernorm.weight"},
-         {"fc.weight", "mlp.gate_proj.weight", Part::gate},
-         {"fc.weight", "mlp.up_proj.weight", Part::up},
-         {"fc.bias", "mlp.gate_proj.bias", Part::gate},
-         {"fc.bias", "mlp.up_proj.bias", Part::up},
-         {"fc_proj.weight", "mlp.down_proj.weight"},
-         {"fc_proj.bias", "mlp.down_proj.bias"},
-         {"head.weight", "lm_head.weight"}},
-    };
-    return naming;
-}
+constexpr Name kLlamaNames[] = {
+    {"wte", "embed_tokens.weight"},
+    {"norm_f.weight", "norm.weight"},
+    {"norm1.weight", "input_layernorm.weight"},
+    {"qkv.weight", "self_attn.q_proj.weight", Part::query},
+    {"qkv.weight", "self_attn.k_proj.weight", Part::key},
+    {"qkv.weight", "self_attn.v_proj.weight", Part::value},
+    {"qkv.bias", "self_attn.q_proj.bias", Part::query},
+    {"qkv.bias", "self_attn.k_proj.bias", Part::key},
+    {"qkv.bias", "self_attn.v_proj.bias", Part::value},
+    {"q_norm.weight", "self_attn.q_norm.weight"},
+    {"k_norm.weight", "self_attn.k_norm.weight"},
+    {"attn_proj.weight", "self_attn.o_proj.weight"},
+    {"attn_proj.bias", "self_attn.o_proj.bias"},
+    {"norm2.weight", "post_attention_layernorm.weight"},
+    {"fc.weight", "mlp.gate_proj.weight", Part::gate},
+    {"fc.weight", "mlp.up_proj.weight", Part::up},
+    {"fc.bias", "mlp.gate_proj.bias", Part::gate},
+    {"fc.bias", "mlp.up_proj.bias", Part::up},
+    {"fc_proj.weight", "mlp.down_proj.weight"},
+    {"fc_proj.bias", "mlp.down_proj.bias"},
+    {"head.weight", "lm_head.weight"},
+};
+constexpr Naming kLlama = {"model.", "layers.", kLlamaNames};
 
 struct Rows {
     int first, count;
@@ -120,7 +113,7 @@ NamedTensor select_rows(NamedTensor tensor, const Rows& rows) {
 
 std::string prefix_of(const Naming& naming, const GptShape& shape,
                       const std::function<bool(const std::string& name)>& has) {
-    const bool is_gpt2 = &naming == &gpt2_naming();
+    const bool is_gpt2 = &naming == &kGpt2;
     // GPT-2 with a tied head may be stored with or without the prefix; the first files had none.
     if (!has) return is_gpt2 && !shape.has_head() ? "" : naming.prefix;
     return has(std::string(naming.prefix) + naming.names[0].theirs) ? naming.prefix : "";
@@ -135,7 +128,7 @@ std::vector<NamedTensor> hf_tensors(const Gpt& gpt, const std::function<bool(con
 std::vector<NamedTensor> hf_tensors(const TensorLayout& layout, const std::vector<NamedTensor>& ours,
                                     const std::function<bool(const std::string& name)>& has) {
     const GptShape& shape = layout.whole;
-    const Naming& naming = shape.has_positions() ? gpt2_naming() : llama_naming();
+    const Naming& naming = shape.has_positions() ? kGpt2 : kLlama;
     const std::string prefix = prefix_of(naming, shape, has);
     std::vector<NamedTensor> tensors;
     for (size_t i = 0; i < ours.size(); i++) {

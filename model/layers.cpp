@@ -127,25 +127,32 @@ ConstView dropout_backward(const LayerContext& x, DropoutSite site, ConstView do
     return buffer;
 }
 
+// Sets what the forward and the backward op of heads have in common.
+static void set_heads(auto& op, const LayerContext& x, const LayerWeights& q_norm, const LayerWeights& k_norm,
+                      const AttentionActivations& attn) {
+    op.raw = attn.raw.view;
+    op.rstd = attn.rstd.view.as<float>();
+    op.q_weight = q_norm.weight.value;
+    op.k_weight = k_norm.weight.value;
+    op.table = x.rope_table;
+    op.batch = x.batch;
+    op.seq_len = x.seq_len;
+    op.n_head = x.shape->n_head;
+    op.n_kv_head = x.shape->kv_heads();
+    op.head_size = x.shape->head_size();
+    op.rotary = x.shape->rotary();
+    op.starts = x.starts;
+}
+
 void heads_forward(const LayerContext& x, const LayerWeights& q_norm, const LayerWeights& k_norm, const Activation& qkv,
                    const AttentionActivations& attn) {
     if (!x.shape->changes_heads() || x.has(qkv)) return;
-    run(x.stream, ops::qk_norm_rope_forward,
-        {.qkv = qkv.view,
-         .raw = attn.raw.view,
-         .rstd = attn.rstd.view.as<float>(),
-         .q_weight = q_norm.weight.value,
-         .k_weight = k_norm.weight.value,
-         .table = x.rope_table,
-         .batch = x.batch,
-         .seq_len = x.seq_len,
-         .n_head = x.shape->n_head,
-         .n_kv_head = x.shape->kv_heads(),
-         .head_size = x.shape->head_size(),
-         .rotary = x.shape->rotary(),
-         .eps = float(x.shape->norm_eps),
-         .positions = x.decode ? x.decode->positions : nullptr,
-         .starts = x.starts});
+    ops::QkNormRopeForward op{};
+    set_heads(op, x, q_norm, k_norm, attn);
+    op.qkv = qkv.view;
+    op.eps = float(x.shape->norm_eps);
+    op.positions = x.decode ? x.decode->positions : nullptr;
+    run(x.stream, ops::qk_norm_rope_forward, op);
 }
 
 // The sums over heads have a term for each part of the heads, whose arrays are copied.
@@ -182,24 +189,14 @@ static void heads_backward_by_part(const LayerContext& x, const ops::QkNormRopeB
 void heads_backward(const LayerContext& x, const LayerWeights& q_norm, const LayerWeights& k_norm, ConstView qkv,
                     const AttentionActivations& attn, View dqkv) {
     if (!x.shape->changes_heads()) return;
-    const ops::QkNormRopeBackward op{.dqkv = dqkv,
-                                     .dq_weight = q_norm.weight.grad,
-                                     .dk_weight = k_norm.weight.grad,
-                                     .scratch = x.scratch,
-                                     .qkv = qkv,
-                                     .raw = attn.raw,
-                                     .rstd = attn.rstd.view.as<float>(),
-                                     .q_weight = q_norm.weight.value,
-                                     .k_weight = k_norm.weight.value,
-                                     .table = x.rope_table,
-                                     .batch = x.batch,
-                                     .seq_len = x.seq_len,
-                                     .n_head = x.shape->n_head,
-                                     .n_kv_head = x.shape->kv_heads(),
-                                     .head_size = x.shape->head_size(),
-                                     .rotary = x.shape->rotary(),
-                                     .accumulate = x.accumulate,
-                                     .starts = x.starts};
+    ops::QkNormRopeBackward op{};
+    set_heads(op, x, q_norm, k_norm, attn);
+    op.dqkv = dqkv;
+    op.dq_weight = q_norm.weight.grad;
+    op.dk_weight = k_norm.weight.grad;
+    op.scratch = x.scratch;
+    op.qkv = qkv;
+    op.accumulate = x.accumulate;
     if (op.dq_weight && x.group->parts > 1) return heads_backward_by_part(x, op);
     run(x.stream, ops::qk_norm_rope_backward, op);
 }

@@ -2,10 +2,8 @@
 
 #include "kernels/base/check.h"
 
-namespace {
-
 // Names in tensor_table().
-constexpr std::string_view kOrder[] = {
+static constexpr std::string_view kOrder[] = {
     "wte",
     "wpe",
     "norm1.weight",
@@ -23,8 +21,6 @@ constexpr std::string_view kOrder[] = {
     "norm_f.weight",
     "norm_f.bias",
 };
-
-}  // namespace
 
 std::vector<LlmcTensor> llmc_tensors(const TensorLayout& layout, const std::vector<NamedTensor>& tensors,
                                      int padded_vocab) {
