@@ -21,6 +21,15 @@ struct Work {
 
 inline double bytes_of(ConstView array, double count) { return array ? count * double(size_of(array.dtype)) : 0; }
 
+// An op that reads or writes each of the arrays, of `count` elements, once. It reads and writes those that are listed
+// twice.
+inline Work pass_over(std::initializer_list<ConstView> arrays, size_t count, const char* op,
+                      const std::string& unit = "count") {
+    Work work{op, 0, 0, format("%s %zu", unit.c_str(), count)};
+    for (const ConstView& array : arrays) work.bytes += bytes_of(array, double(count));
+    return work;
+}
+
 // Counts one row of wte per token.
 inline Work work_of(const EmbeddingForward& op) {
     const double tokens = double(op.batch) * op.seq_len;
@@ -73,9 +82,7 @@ inline Work work_of(const MatmulBackwardWeight& op) {
     return product("matmul_backward_weight", bytes_of(op.inp, inp + out) + gradient, op.rows, op.n, op.k);
 }
 
-inline Work work_of(const ActivationForward& op) {
-    return {"activation_forward", 0, bytes_of(op.out, 2 * double(op.count)), format("count %zu", op.count)};
-}
+inline Work work_of(const ActivationForward& op) { return pass_over({op.out, op.inp}, op.count, "activation_forward"); }
 
 inline Work work_of(const GatedActivationForward& op) {
     return {"gated_activation_forward", 0, bytes_of(op.out, 3.0 * op.rows * op.hidden),
@@ -172,9 +179,7 @@ inline Work work_of(const LossSum& op) {
     return {"loss_sum", 0, double(op.rows) * sizeof(float), format("rows %d", op.rows)};
 }
 
-inline Work work_of(const Add& op) {
-    return {"add", 0, bytes_of(op.out, 3 * double(op.count)), format("count %zu", op.count)};
-}
+inline Work work_of(const Add& op) { return pass_over({op.out, op.out, op.inp}, op.count, "add"); }
 
 inline Work work_of(const Fill& op) {
     return {"fill", 0, double(op.count) * sizeof(float), format("count %zu", op.count)};
@@ -192,59 +197,43 @@ inline Work work_of(const GradNormFinish& op) {
 }
 
 // The arguments of ops on chunks do not contain the number of elements, so the caller passes it.
-inline Work work_of(const SquaredSums&, size_t elements) {
-    return {"squared_sums", 0, double(elements) * sizeof(float), format("elements %zu", elements)};
+inline Work work_of(const SquaredSums& op, size_t elements) {
+    return pass_over({op.values}, elements, "squared_sums", "elements");
 }
 
-// Reads and writes the masters and the state, reads the gradient and writes the parameters.
 inline Work work_of(const ElementwiseUpdate& op, size_t elements) {
-    const double count = double(elements), states = bytes_of(op.state[0], count) + bytes_of(op.state[1], count);
-    return {"elementwise_update", 0,
-            count * sizeof(float) + 2 * bytes_of(op.master, count) + 2 * states + bytes_of(op.param, count),
-            format("rule %s, elements %zu", name_of(op.rule), elements)};
+    return pass_over({op.master, op.master, op.state[0], op.state[0], op.state[1], op.state[1], op.grad, op.param},
+                     elements, "elementwise_update", format("rule %s, elements", name_of(op.rule)));
 }
 
-// Reads the masters, the state and the gradient.
 inline Work work_of(const TrustSums& op, size_t elements) {
-    const double count = double(elements), states = bytes_of(op.state[0], count) + bytes_of(op.state[1], count);
-    return {"trust_sums", 0, count * sizeof(float) + bytes_of(op.master, count) + states,
-            format("rule %s, elements %zu", name_of(op.rule), elements)};
+    return pass_over({op.master, op.state[0], op.state[1], op.grad}, elements, "trust_sums",
+                     format("rule %s, elements", name_of(op.rule)));
 }
 
 inline Work work_of(const TrustRatios& op) { return {"trust_ratios", 0, 0, format("layers %d", op.n_layers)}; }
 
-inline Work work_of(const FactorSums&, size_t elements) {
-    return {"factor_sums", 0, double(elements) * sizeof(float), format("elements %zu", elements)};
+inline Work work_of(const FactorSums& op, size_t elements) {
+    return pass_over({op.grad}, elements, "factor_sums", "elements");
 }
 
 inline Work work_of(const FactorMoments& op) { return {"factor_moments", 0, 0, format("layers %d", op.n_layers)}; }
 
-// Reads the masters, reads and writes the gradient.
 inline Work work_of(const FactoredDirection& op, size_t elements) {
-    const double count = double(elements);
-    return {"factored_direction", 0, 2 * count * sizeof(float) + bytes_of(op.master, count),
-            format("elements %zu", elements)};
+    return pass_over({op.grad, op.grad, op.master}, elements, "factored_direction", "elements");
 }
 
-// Reads the gradient; reads and writes the momentum, if any.
 inline Work work_of(const MomentumDirection& op, size_t elements) {
-    const double count = double(elements);
-    return {"momentum_direction", 0, count * sizeof(float) + 2 * bytes_of(op.m, count) + bytes_of(op.direction, count),
-            format("elements %zu", elements)};
+    return pass_over({op.grad, op.m, op.m, op.direction}, elements, "momentum_direction", "elements");
 }
 
-// Reads and writes the masters.
 inline Work work_of(const ApplyDirection& op, size_t elements) {
-    const double count = double(elements);
-    return {"apply_direction", 0,
-            2 * bytes_of(op.master, count) + bytes_of(op.direction, count) + bytes_of(op.param, count),
-            format("elements %zu", elements)};
+    return pass_over({op.master, op.master, op.direction, op.param}, elements, "apply_direction", "elements");
 }
 
 // inp is read twice, but counted once like every operand.
 inline Work work_of(const FrobeniusNormalize& op) {
-    return {"frobenius_normalize", 0, bytes_of(op.out, double(op.count)) + bytes_of(op.inp, double(op.count)),
-            format("count %zu", op.count)};
+    return pass_over({op.out, op.inp}, op.count, "frobenius_normalize");
 }
 
 inline Work work_of(const RowNormalize& op) {
@@ -258,13 +247,10 @@ inline Work work_of(const OrthonormalizeRows& op) {
 }
 
 inline Work work_of(const AdamDirection& op) {
-    return {"adam_direction", 0, double(op.count) * 5 * sizeof(float), format("count %zu", op.count)};
+    return pass_over({op.out, op.v, op.v, op.m, op.grad}, op.count, "adam_direction");
 }
 
-inline Work work_of(const Cast& op) {
-    const double count = double(op.count);
-    return {"cast", 0, bytes_of(op.out, count) + bytes_of(op.inp, count), format("count %zu", op.count)};
-}
+inline Work work_of(const Cast& op) { return pass_over({op.out, op.inp}, op.count, "cast"); }
 
 inline Work work_of(const CastColumns& op) {
     const double count = double(op.rows) * double(op.cols);
@@ -272,11 +258,7 @@ inline Work work_of(const CastColumns& op) {
             format("rows %zu, cols %zu", op.rows, op.cols)};
 }
 
-inline Work work_of(const ScaledAdd& op) {
-    const double count = double(op.count);
-    return {"scaled_add", 0, bytes_of(op.out, count) + bytes_of(op.a, count) + bytes_of(op.b, count),
-            format("count %zu", op.count)};
-}
+inline Work work_of(const ScaledAdd& op) { return pass_over({op.out, op.a, op.b}, op.count, "scaled_add"); }
 
 // The work of any op. `elements`: the elements of all chunks, for ops on chunks.
 template <class Op> Work work_of_any(const Op& op, size_t elements) {
