@@ -194,11 +194,7 @@ void backward_of_kv_head(const AttentionBackward& op, int b, int kv_head, float*
 
 void attention_backward(const AttentionBackward& op, Stream) {
     dispatch("attention_backward", {op.dqkv, op.dout, op.qkv, op.out, op.chunk.kv}, [&]<class T>() {
-        require_sizes(op);
-        require_chunk(op.chunk, op.seq_len, op.dquery);
-        require(!op.chunk || op.dkv, "attention_backward: a chunk without dkv");
-        require(reinterpret_cast<uintptr_t>(op.scratch) % 64 == 0,
-                "attention_backward: scratch %p is not 64-byte aligned", op.scratch);
+        require_valid(op);
         const size_t elements = size_t(op.seq_len) * round_up_to_tile(op.head_size);
         parallel_blocks(size_t(op.batch) * op.n_kv_head, 1, [&](size_t task, size_t) {
             float* dkeys = static_cast<float*>(op.scratch) + 2 * elements * task;

@@ -139,8 +139,7 @@ template <class T> void attend(const AttentionForward& op, int b, int first_head
 
 void attention_forward(const AttentionForward& op, Stream) {
     dispatch("attention_forward", {op.out, op.qkv, op.chunk.kv}, [&]<class T>() {
-        require_sizes(op);
-        require_chunk(op.chunk, op.seq_len, op.running.out && op.running.max && op.running.sum);
+        require_valid(op);
         const int n_blocks = (op.seq_len + kQueries - 1) / kQueries;
         const int group = op.n_head / op.n_kv_head, parts = (group + kHeadsOfTask - 1) / kHeadsOfTask;
         parallel_blocks(size_t(op.batch) * op.n_kv_head * parts * n_blocks, 1, [&](size_t task, size_t) {

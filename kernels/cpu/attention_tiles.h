@@ -11,7 +11,6 @@
 #include <limits>
 #include <utility>
 
-#include "kernels/base/check.h"
 #include "kernels/base/dropout.h"
 #include "kernels/cpu/tiles.h"
 #include "kernels/cpu/vector_math.h"
@@ -190,13 +189,6 @@ inline void multiply_scores(float* scores, const float* factors, const ScoreTile
         for (int i = key * kQueries + tile.first_lane(); i < key * kQueries + tile.end_lane(); i++)
             scores[i] *= factors[i];
     }
-}
-
-template <class Op> void require_sizes(const Op& op) {
-    require(op.n_head % op.n_kv_head == 0, "attention: n_head %d is not a multiple of n_kv_head %d", op.n_head,
-            op.n_kv_head);
-    require(op.window >= 0 && op.softcap >= 0, "attention: window %d and softcap %g must not be negative", op.window,
-            double(op.softcap));
 }
 
 }  // namespace ops

@@ -86,14 +86,10 @@ template <class T> void column_sums(float* out, const T* values, int rows, int c
     });
 }
 
-void require_sizes(const char* op, int rows, int n, int k) {
-    require(rows > 0 && n > 0 && k > 0, "%s: rows, n and k are %d, %d and %d, but must be positive", op, rows, n, k);
-}
-
 }  // namespace
 
 void matmul_forward_by(ProductPath path, const ops::MatmulForward& op) {
-    require_sizes("matmul_forward", op.rows, op.n, op.k);
+    ops::require_gemm_sizes("matmul_forward", op.rows, op.n, op.k);
     const bool is_symmetric = op.inp.data == op.weight.data && op.rows == op.n && !op.bias &&
                               op.activation == ActivationFunction::none && path != ProductPath::library;
     const bool keeps_sum = op.activation != ActivationFunction::none && op.activation != ActivationFunction::relu2;
@@ -123,7 +119,7 @@ void matmul_forward_by(ProductPath path, const ops::MatmulForward& op) {
 }
 
 void matmul_backward_input_by(ProductPath path, const ops::MatmulBackwardInput& op) {
-    require_sizes("matmul_backward_input", op.rows, op.n, op.k);
+    ops::require_gemm_sizes("matmul_backward_input", op.rows, op.n, op.k);
     ops::require_activation_array("matmul_backward_input", op.activation, op.activation != ActivationFunction::none,
                                   op.kept);
     ops::dispatch("matmul_backward_input", {op.dinp, op.dout, op.weight, op.kept}, [&]<class T>() {
@@ -149,7 +145,7 @@ void matmul_backward_input_by(ProductPath path, const ops::MatmulBackwardInput& 
 }
 
 void matmul_backward_weight_by(ProductPath path, const ops::MatmulBackwardWeight& op) {
-    require_sizes("matmul_backward_weight", op.rows, op.n, op.k);
+    ops::require_gemm_sizes("matmul_backward_weight", op.rows, op.n, op.k);
     const bool is_symmetric =
         op.dout.data == op.inp.data && op.n == op.k && !op.accumulate && path != ProductPath::library;
     ops::dispatch("matmul_backward_weight", {op.dout, op.inp}, [&]<class T>() {

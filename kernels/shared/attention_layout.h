@@ -104,6 +104,16 @@ struct VisibleKeys {
     }
 };
 
+template <class Op> void require_attention_sizes(const Op& op) {
+    require(op.batch > 0 && op.seq_len > 0 && op.head_size > 0, "attention: batch %d, seq_len %d, head_size %d",
+            op.batch, op.seq_len, op.head_size);
+    require(op.n_kv_head > 0 && op.n_head > 0 && op.n_head % op.n_kv_head == 0,
+            "attention: n_head %d is not a multiple of n_kv_head %d", op.n_head, op.n_kv_head);
+    require(op.scale > 0, "attention: scale %g is not positive", double(op.scale));
+    require(op.window >= 0 && op.softcap >= 0, "attention: window %d and softcap %g must not be negative", op.window,
+            double(op.softcap));
+}
+
 // Checks the arguments of a chunk. `has_sums`: whether the op has the memory for sums over several chunks.
 inline void require_chunk(const KeyChunk& chunk, int seq_len, bool has_sums) {
     if (!chunk) return;
@@ -113,6 +123,19 @@ inline void require_chunk(const KeyChunk& chunk, int seq_len, bool has_sums) {
         "attention: keys from %d, queries %d later; both must be multiples of 16, and the distance 0 or at least %d",
         chunk.start, chunk.distance, seq_len);
     require(has_sums || (chunk.is_first && chunk.is_last), "attention: no memory for the sums over several chunks");
+}
+
+// Check the arguments, for both backends. Fail with Exit::internal.
+inline void require_valid(const AttentionForward& op) {
+    require_attention_sizes(op);
+    require_chunk(op.chunk, op.seq_len, op.running.out && op.running.max && op.running.sum);
+}
+inline void require_valid(const AttentionBackward& op) {
+    require_attention_sizes(op);
+    require_chunk(op.chunk, op.seq_len, op.dquery);
+    require(!op.chunk || op.dkv, "attention_backward: a chunk without dkv");
+    require(reinterpret_cast<uintptr_t>(op.scratch) % 64 == 0, "attention_backward: scratch %p is not 64-byte aligned",
+            op.scratch);
 }
 
 }  // namespace ops

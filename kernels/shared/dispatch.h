@@ -88,6 +88,11 @@ void dispatch(const char* op, std::initializer_list<ConstView> arrays, Activatio
     });
 }
 
+// Checks the sizes of a GEMM. Fails with Exit::internal and the op's name.
+inline void require_gemm_sizes(const char* op, int rows, int n, int k) {
+    require(rows > 0 && n > 0 && k > 0, "%s: rows, n and k are %d, %d and %d, but must be positive", op, rows, n, k);
+}
+
 // Checks that a GEMM has the array that its activation needs: forward's pre_activation for all but relu2, backward's
 // `kept` for all. Fails with Exit::internal and the op's name.
 inline void require_activation_array(const char* op, ActivationFunction function, bool is_needed, ConstView array) {

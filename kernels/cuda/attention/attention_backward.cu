@@ -445,11 +445,7 @@ void launch_backward(const AttentionBackward& op, Stream stream) {
 
 void attention_backward(const AttentionBackward& op, Stream stream) {
     dispatch("attention_backward", {op.dqkv, op.dout, op.qkv, op.out, op.chunk.kv}, [&]<class T>() {
-        require_attention_sizes(op);
-        require_chunk(op.chunk, op.seq_len, op.dquery);
-        require(!op.chunk || op.dkv, "attention_backward: a chunk without dkv");
-        require(reinterpret_cast<uintptr_t>(op.scratch) % 64 == 0,
-                "attention_backward: scratch %p is not 64-byte aligned", op.scratch);
+        require_valid(op);
         if constexpr (sizeof(T) == 2) {
             const auto start = [&]<int kHeadSize, AttentionKind kKind>() {
                 launch_backward<T, kHeadSize, kKind>(op, stream);

@@ -203,8 +203,7 @@ template <class T, int kHeadSize, AttentionKind kKind> void launch_forward(const
 
 void attention_forward(const AttentionForward& op, Stream stream) {
     dispatch("attention_forward", {op.out, op.qkv, op.chunk.kv}, [&]<class T>() {
-        require_attention_sizes(op);
-        require_chunk(op.chunk, op.seq_len, op.running.out && op.running.max && op.running.sum);
+        require_valid(op);
         if constexpr (sizeof(T) == 2) {
             const auto start = [&]<int kHeadSize, AttentionKind kKind>() {
                 launch_forward<T, kHeadSize, kKind>(op, stream);

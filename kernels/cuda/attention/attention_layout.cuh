@@ -121,14 +121,4 @@ inline void require_aligned_chunk(std::initializer_list<ConstView> arrays) {
     require(are_aligned(16, arrays), "attention: the arrays of a chunk are not aligned to 16 bytes");
 }
 
-template <class Op> void require_attention_sizes(const Op& op) {
-    require(op.batch > 0 && op.seq_len > 0 && op.head_size > 0, "attention: batch %d, seq_len %d, head_size %d",
-            op.batch, op.seq_len, op.head_size);
-    require(op.n_kv_head > 0 && op.n_head > 0 && op.n_head % op.n_kv_head == 0,
-            "attention: n_head %d is not a multiple of n_kv_head %d", op.n_head, op.n_kv_head);
-    require(op.scale > 0, "attention: scale %g is not positive", double(op.scale));
-    require(op.window >= 0 && op.softcap >= 0, "attention: window %d and softcap %g must not be negative", op.window,
-            double(op.softcap));
-}
-
 }  // namespace ops

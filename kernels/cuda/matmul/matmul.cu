@@ -22,10 +22,6 @@
 
 namespace {
 
-void require_sizes(const char* op, int rows, int n, int k) {
-    require(rows > 0 && n > 0 && k > 0, "%s: rows, n and k are %d, %d and %d, but must be positive", op, rows, n, k);
-}
-
 // Computes float sums of product.d (m, n) in place if `out` is float, otherwise in as many columns at a time as the
 // sums buffer holds. finish(sums, first column, columns) computes the result from them.
 template <class Finish> void multiply_and_finish(Product product, Stream stream, Finish finish) {
@@ -76,7 +72,7 @@ void multiply_add_bias(const Product& product, Stream stream) {
 namespace ops {
 
 void matmul_forward(const MatmulForward& op, Stream stream) {
-    require_sizes("matmul_forward", op.rows, op.n, op.k);
+    require_gemm_sizes("matmul_forward", op.rows, op.n, op.k);
     const bool keeps_sum = op.activation != ActivationFunction::none && op.activation != ActivationFunction::relu2;
     require_activation_array("matmul_forward", op.activation, keeps_sum, op.pre_activation);
     storage_type("matmul_forward", {op.out, op.pre_activation, op.inp, op.weight, op.bias});
@@ -89,7 +85,7 @@ void matmul_forward(const MatmulForward& op, Stream stream) {
 }
 
 void matmul_backward_input(const MatmulBackwardInput& op, Stream stream) {
-    require_sizes("matmul_backward_input", op.rows, op.n, op.k);
+    require_gemm_sizes("matmul_backward_input", op.rows, op.n, op.k);
     const bool is_activated = op.activation != ActivationFunction::none;
     require_activation_array("matmul_backward_input", op.activation, is_activated, op.kept);
     const Dtype dtype = storage_type("matmul_backward_input", {op.dinp, op.dout, op.weight, op.kept});
@@ -111,7 +107,7 @@ void matmul_backward_input(const MatmulBackwardInput& op, Stream stream) {
 }
 
 void matmul_backward_weight(const MatmulBackwardWeight& op, Stream stream) {
-    require_sizes("matmul_backward_weight", op.rows, op.n, op.k);
+    require_gemm_sizes("matmul_backward_weight", op.rows, op.n, op.k);
     storage_type("matmul_backward_weight", {op.dout, op.inp});
     Product product = product_of(op);
     if (!op.dbias) return multiply_plain(product, stream);
