@@ -8,7 +8,7 @@ NCCL, TREE_SUM = "kernels/cuda/comm_nccl.cu", "kernels/cuda/tree_sum.cu"
 FAULTS = [
     # ---- ZeRO
     (SHARDING, "without shards, the sums are not gathered again",
-     "    if (!sharded) s.grads_ready = all_gather(", "    if (false) s.grads_ready = all_gather("),
+     "    if (!shard) s.grads_ready = all_gather(", "    if (false) s.grads_ready = all_gather("),
     (SHARDING, "a later micro-step's sum replaces those before", "if (slot.is_added) {", "if (false) {"),
     (SHARDING, "the first micro-step's sum is added to the last step's",
      "slot.is_added = micro.index > 0;", "slot.is_added = true;"),

@@ -111,7 +111,7 @@ Gpt::Gpt(const GptOptions& options, const GridComm& comm) {
         const std::vector<float> table = rope_table(options.shape, options.seq_len);
         copy_to_device(s.rope_table, table.data(), table.size() * sizeof(float), s.stream);
     }
-    copy_to_device(s.loss_scale, &s.host_loss_scale, sizeof(float), s.stream);
+    copy_to_device(s.loss_scale, &s.step.loss_scale, sizeof(float), s.stream);
     synchronize(s.stream);
 }
 
@@ -137,17 +137,17 @@ void Gpt::initialize(uint64_t seed) {
 static void plan_passes(GptState& s) {
     s.next_pass = 0;
     const size_t kinds = s.options.pipeline.defers_weights() ? 3 : 2;
-    if (s.passes.size() == kinds * s.layers.size() * size_t(s.micro_steps)) return;
-    s.passes = passes_of(s.options, s.micro_steps);
+    if (s.passes.size() == kinds * s.layers.size() * size_t(s.step.micro_steps)) return;
+    s.passes = passes_of(s.options, s.step.micro_steps);
     for (size_t chunk = 0; chunk < s.in_flight.size(); chunk++)
         require(most_in_flight(s.passes, int(chunk)) <= s.in_flight[chunk] && most_deferred(s.passes) <= s.deferred,
-                "begin_step: %d micro-steps need more memory", s.micro_steps);
+                "begin_step: %d micro-steps need more memory", s.step.micro_steps);
 }
 
 void Gpt::begin_step(const StepSettings& settings) {
     GptState& s = *state_;
-    s.host_loss_scale = settings.loss_scale;
-    copy_to_device(s.loss_scale, &s.host_loss_scale, sizeof(float), s.stream);
+    s.step = settings;
+    copy_to_device(s.loss_scale, &s.step.loss_scale, sizeof(float), s.stream);
     std::vector<ops::UpdateScalars>& scalars = s.host_update_scalars;
     scalars.clear();
     for (const UpdateGroup& group : s.update.groups) {
@@ -157,25 +157,20 @@ void Gpt::begin_step(const StepSettings& settings) {
         scalars.back().rounding_key = ops::rounding_key(s.options.seed, uint64_t(settings.update));
     }
     copy_to_device(s.update_scalars, scalars.data(), scalars.size() * sizeof(ops::UpdateScalars), s.stream);
-    const int most = s.options.micro_steps;
-    s.micro_steps = settings.micro_steps > 0 ? settings.micro_steps : most;
-    require(s.micro_steps <= most, "begin_step: %d micro-steps, at most %d", s.micro_steps, most);
-    s.seq_len = settings.seq_len > 0 ? settings.seq_len : s.options.seq_len;
-    require(s.options.seq_len % s.seq_len == 0 && s.options.seq_len / s.seq_len <= s.options.max_parts &&
-                s.options.context.divides(s.seq_len),
-            "begin_step: sequences of %d tokens must be %d tokens split into at most %d parts, for %d ranks", s.seq_len,
+    int &micro_steps = s.step.micro_steps, &seq_len = s.step.seq_len;
+    if (micro_steps <= 0) micro_steps = s.options.micro_steps;
+    require(micro_steps <= s.options.micro_steps, "begin_step: %d micro-steps, at most %d", micro_steps,
+            s.options.micro_steps);
+    if (seq_len <= 0) seq_len = s.options.seq_len;
+    require(s.options.seq_len % seq_len == 0 && s.options.seq_len / seq_len <= s.options.max_parts &&
+                s.options.context.divides(seq_len),
+            "begin_step: sequences of %d tokens must be %d tokens split into at most %d parts, for %d ranks", seq_len,
             s.options.seq_len, s.options.max_parts, s.options.context.size);
-    s.average_weight = settings.average_weight;
-    s.update_number = settings.update;
     plan_passes(s);
     s.micro_steps_loaded = 0;
     for (std::vector<int>* done : {&s.micro_steps_done, &s.weights_done}) std::ranges::fill(*done, 0);
     s.residual_rms.clear();
-    s.grad_scale = settings.grad_scale;
-    s.measure = settings.measure;
-    s.measure_first = settings.measure_first;
     s.first_norm_squared = 0;
-    s.first_sample = settings.first_sample;
     s.drops = s.options.dropout > 0;
     clear(s.sums, step_sums(s).count(), s.stream);
 }
@@ -184,13 +179,13 @@ void Gpt::begin_step(const StepSettings& settings) {
 // device memory, so the same launches serve every step.
 static ops::DropoutMask dropout_of(GptState& s, int micro_step, uint64_t* device_keys) {
     if (!s.drops) return {};
-    const size_t number = size_t(s.options.sample_rank()) * size_t(s.micro_steps) + size_t(micro_step);
+    const size_t number = size_t(s.options.sample_rank()) * size_t(s.step.micro_steps) + size_t(micro_step);
     std::vector<uint64_t>& keys = s.host_dropout_keys;
-    const size_t batch = size_t(s.options.batch), parts = size_t(s.options.seq_len / s.seq_len);
+    const size_t batch = size_t(s.options.batch), parts = size_t(s.options.seq_len / s.step.seq_len);
     for (size_t i = 0; i < keys.size(); i++) {
         const size_t row = i % (batch * parts);  // a rank may have two chunks of a sequence
         keys[i] = ops::dropout_key(s.options.seed,
-                                   s.first_sample + number * batch + row / parts + (uint64_t(row % parts) << 48));
+                                   s.step.first_sample + number * batch + row / parts + (uint64_t(row % parts) << 48));
     }
     copy_to_device(device_keys, keys.data(), keys.size() * sizeof(uint64_t), s.stream);
     return {.keys = device_keys, .threshold = ops::dropout_threshold(s.options.dropout)};
@@ -221,12 +216,12 @@ static void compute_pass(GptState& s, const Pass& pass, const Pass* next) {
     place.x.dropout = place.input.dropout;
     if (pass.kind == Pass::weights) return weights_part(s, place, next);
     if (pass.kind == Pass::forward) {
-        const bool is_measured = s.measure && pass.micro_step + 1 == s.micro_steps;
+        const bool is_measured = s.step.measure && pass.micro_step + 1 == s.step.micro_steps;
         if (is_measured) s.residual_rms.resize(2 * s.weights.block.size() + 1);
         return forward_part(s, place, next, is_measured);
     }
     backward_part(s, place, next);
-    if (s.measure_first && pass.micro_step == 0) s.first_norm_squared = gradients_squared(s);
+    if (s.step.measure_first && pass.micro_step == 0) s.first_norm_squared = gradients_squared(s);
 }
 
 void Gpt::compute(const Pass& pass) {
@@ -246,7 +241,7 @@ void Gpt::forward(const int* tokens) {
 
 void Gpt::backward(const int* targets, float grad_scale) {
     GptState& s = *state_;
-    s.grad_scale = grad_scale;
+    s.step.grad_scale = grad_scale;
     load_targets(s, s.inputs[0], step_sizes(s), targets);
     compute_pass(s, {Pass::backward, 0, s.micro_steps_done[0]}, nullptr);
 }
@@ -276,11 +271,11 @@ StepResult Gpt::end_step(std::span<const double> votes) {
     result.votes.assign(&sums[places.first_vote()], &sums[places.first_vote()] + votes.size());
     result.grad_norm = norm.norm;
     result.update_ms = s.update_time.take_ms();
-    if (s.measure) {
+    if (s.step.measure) {
         result.tensor_norms = tensor_norms(s);
         result.residual_rms = std::exchange(s.residual_rms, {});
         sum_over(s, s.comms.pipeline, result.residual_rms);
-        s.measure = false;
+        s.step.measure = false;
     }
     if (norm.non_finite_tensor >= 0) result.non_finite_tensor = s.layout.names[size_t(norm.non_finite_tensor)];
     return result;

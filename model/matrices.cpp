@@ -281,7 +281,7 @@ void begin_matrices(GptState& s) {
 void finish_matrices(GptState& s) {
     MatrixState& state = s.matrix;
     if (state.rule < 0) return;
-    const bool has_step = s.update_number >= row_of(s).first_update;
+    const bool has_step = s.step.update >= row_of(s).first_update;
     for (MatrixGroup& group : state.groups) {
         s.update_time.stop(s.stream);
         if (has_pieces(s.options)) wait(group.ticket, s.comms.stage, s.stream);

@@ -39,7 +39,7 @@ static std::vector<double> tensor_squares(const GptState& s) {
 
 std::vector<double> tensor_norms(const GptState& s) {
     std::vector<double> norms = tensor_squares(s);
-    for (double& norm : norms) norm = std::sqrt(norm) / double(s.host_loss_scale);
+    for (double& norm : norms) norm = std::sqrt(norm) / double(s.step.loss_scale);
     return norms;
 }
 
@@ -66,5 +66,5 @@ double gradients_squared(GptState& s) {
     const std::vector<double> squares = tensor_squares(s);
     clear(s.sums, step_sums(s).squares, s.stream);
     return std::accumulate(squares.begin(), squares.end(), 0.0) /
-           (double(s.host_loss_scale) * double(s.host_loss_scale));
+           (double(s.step.loss_scale) * double(s.step.loss_scale));
 }

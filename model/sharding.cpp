@@ -94,11 +94,11 @@ static int& micro_steps_done(GptState& s, Pass::Kind kind, int chunk) {
 // the same tree whether one rank adds them or several.
 MicroStep begin_micro_step(GptState& s, Pass::Kind kind, int chunk) {
     const int index = micro_steps_done(s, kind, chunk);
-    require(index < s.micro_steps, "micro-step %d in a step of %d", index + 1, s.micro_steps);
+    require(index < s.step.micro_steps, "micro-step %d in a step of %d", index + 1, s.step.micro_steps);
     const bool counted = s.options.deterministic_reduce;
     if (counted) point_gradients(s, size_t(std::popcount(unsigned(index))));
     return {.index = index,
-            .last = index + 1 == s.micro_steps,
+            .last = index + 1 == s.step.micro_steps,
             .accumulate = index > 0 && !counted && s.options.keeps_whole_gradients()};
 }
 

@@ -129,8 +129,8 @@ void finish_direction(const GptState& s, size_t number, View out, View rotated_m
 // Replaces the bases of an own matrix, if they are due in this step.
 void update_bases(const GptState& s, size_t number) {
     const MatrixState& state = s.matrix;
-    const bool is_first = s.update_number == 1;
-    if ((s.update_number - 1) % s.options.optimizer.soap_interval != 0) return;
+    const bool is_first = s.step.update == 1;
+    if ((s.step.update - 1) % s.options.optimizer.soap_interval != 0) return;
     update_basis(s, state.slots[4][number], state.slots[2][number], state.matrices[number].rows, is_first);
     update_basis(s, state.slots[5][number], state.slots[3][number], state.matrices[number].cols, is_first);
 }
@@ -166,7 +166,7 @@ void soap_direction(const GptState& s, size_t number, View values) {
     const View m = state.slots[0][number];
     const ops::UpdateScalars scalars = scalars_of(s, matrix);
     update_averages(s, number, values, scalars);
-    if (s.update_number > 1) {
+    if (s.step.update > 1) {
         accumulate(s, m, values, matrix.count(), scalars.beta1, scalars.one_minus_beta1);
         rotate(s, number, state.gram, m);
         rotate(s, number, state.x, values);
@@ -187,7 +187,7 @@ void soap_muon_direction(const GptState& s, size_t number, View values) {
     update_averages(s, number, values, scalars);
     accumulate(s, m, values, matrix.count(), momentum, rest);
     accumulate(s, values, m, matrix.count(), settings.nesterov ? rest : 0, settings.nesterov ? momentum : 1);
-    if (s.update_number > 1) {
+    if (s.step.update > 1) {
         rotate(s, number, state.x, values);
         finish_direction(s, number, values, state.x, scalars);
     }

@@ -173,7 +173,7 @@ void loss_forward_backward(GptState& s, const StagePass& pass, int index, View d
                            .loss = acts.loss.view.as<float>(),
                            .targets = pass.input.targets,
                            .loss_scale = s.loss_scale,
-                           .grad_scale = s.grad_scale,
+                           .grad_scale = s.step.grad_scale,
                            .z_loss = s.options.z_loss,
                            .dinp = dinp});
     run(s.stream, ops::loss_sum,

@@ -7,7 +7,7 @@
 // The whole batch of a pass, of all context-parallel ranks: (B, T), and the same split into this step's sequences.
 inline BatchSizes training_sizes(const GptState& s) { return {s.options.batch, s.options.seq_len}; }
 inline BatchSizes step_sizes(const GptState& s) {
-    return {s.options.batch * (s.options.seq_len / s.seq_len), s.seq_len};
+    return {s.options.batch * (s.options.seq_len / s.step.seq_len), s.step.seq_len};
 }
 
 // Returns the layers' context for a pass without dropout over this rank's part of a batch.

@@ -269,7 +269,7 @@ void point_gradients(GptState& s, size_t level) {
 GptState place_state(const GptOptions& options, Arena& arena) {
     GptState s;
     s.options = options;
-    s.micro_steps = options.micro_steps, s.seq_len = options.seq_len;
+    s.step.micro_steps = options.micro_steps, s.step.seq_len = options.seq_len;
     s.layout = lay_out_rank(options);
     s.layers = own_layers(options);
     s.in_flight = micro_steps_in_flight(options);

@@ -119,19 +119,12 @@ struct GptState {
     float* loss_scale = nullptr;                   // (1), this step's
     void* scratch = nullptr;                       // as large as the largest op needs
     void* comm_scratch = nullptr;                  // the same for collectives
-    int micro_steps = 0, seq_len = 0;              // this step's
-    double average_weight = 1;                     // this step's
-    int64_t update_number = 1;                     // this step's, as in StepSettings
-    float grad_scale = 1;                          // this step's
+    StepSettings step;                             // this step's; micro_steps and seq_len are never 0
     int micro_steps_loaded = 0;                    // since begin_step()
     // Since begin_step(), by each of the rank's parts: of backward passes, and of passes of weights.
     std::vector<int> micro_steps_done, weights_done;
-    float host_loss_scale = 1;      // this step's, as in loss_scale
-    bool measure = false;           // this step's norms are requested
-    bool measure_first = false;     // the norm of this step's first micro-step is requested
-    double first_norm_squared = 0;  // the same; 0: not requested or not measured yet
+    double first_norm_squared = 0;  // of this step's first micro-step; 0: not requested or not measured yet
     std::vector<uint64_t> host_dropout_keys;
-    uint64_t first_sample = 0;           // of this step, over all ranks
     bool drops = false;                  // whether passes drop: between begin_step() and end_step()
     std::vector<double> residual_rms;    // of the last micro-step, so far
     std::vector<float> host_statistics;  // mean and rstd of a norm's rows
@@ -155,7 +148,7 @@ struct StepSums {
     size_t first_vote() const { return squares + losses; }
 };
 inline StepSums step_sums(const GptState& s) {
-    const size_t each = size_t(s.micro_steps);
+    const size_t each = size_t(s.step.micro_steps);
     return {s.layout.names.size() * ops::kSquareEntries, each * size_t(s.options.ranks), each, size_t(s.options.votes)};
 }
 

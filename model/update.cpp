@@ -348,7 +348,7 @@ void update(GptState& s) {
              .a = s.average,
              .b = s.master,
              .count = owned_elements(s),
-             .alpha = float(1 - s.average_weight),
-             .beta = float(s.average_weight)});
+             .alpha = float(1 - s.step.average_weight),
+             .beta = float(s.step.average_weight)});
     s.update_time.stop(s.stream);
 }
