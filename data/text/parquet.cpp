@@ -158,8 +158,7 @@ void ParquetColumn::read_metadata(std::string_view metadata, const std::string& 
         }
         if (id == 4 && type == ThriftReader::list) {
             if (!found) bytes.reject("has row groups before the schema");
-            reader.read_list([&](auto) { read_row_group(reader, found->leaf); });
-            return true;
+            return reader.read_list([&](auto) { read_row_group(reader, found->leaf); });
         }
         if (id == 8) bytes.reject("has encrypted columns, which are not supported");
         return false;
@@ -204,9 +203,7 @@ void ParquetColumn::read_row_group(ThriftReader& reader, size_t column_index) {
         });
     };
     reader.read_struct([&](int id, ThriftReader::Type type) {
-        if (id != 1 || type != ThriftReader::list) return false;
-        reader.read_list(read_chunk);
-        return true;
+        return id == 1 && type == ThriftReader::list && reader.read_list(read_chunk);
     });
     if (!found) reject_file(file_.path(), "a row group lacks the column");
 }
@@ -225,21 +222,13 @@ ParquetColumn::PageHeader ParquetColumn::read_page_header(BoundedBytes& bytes) c
                                                    {6, &header.repetition_bytes}});
     };
     reader.read_struct([&](int id, ThriftReader::Type type) {
-        switch (id) {
-            case 4: header.crc = reader.integer(); return true;
-            case 5:
-            case 7:
-                if (type != ThriftReader::structure) return false;
-                reader.read_struct(read_data_header);
-                return true;
-            case 8:
-                if (type != ThriftReader::structure) return false;
-                reader.read_struct(read_data_header_v2);
-                return true;
-            default:
-                return reader.read_integer(
-                    id, {{1, &header.type}, {2, &header.uncompressed_bytes}, {3, &header.compressed_bytes}});
-        }
+        if (type == ThriftReader::structure && (id == 5 || id == 7)) return reader.read_struct(read_data_header);
+        if (type == ThriftReader::structure && id == 8) return reader.read_struct(read_data_header_v2);
+        if (id != 4)
+            return reader.read_integer(
+                id, {{1, &header.type}, {2, &header.uncompressed_bytes}, {3, &header.compressed_bytes}});
+        header.crc = reader.integer();
+        return true;
     });
     if (header.compressed_bytes < 0 || header.uncompressed_bytes < 0 || header.uncompressed_bytes > kMaxPageBytes)
         bytes.reject("states %lld bytes, %lld uncompressed; the limit is %lld bytes",

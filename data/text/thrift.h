@@ -54,8 +54,8 @@ public:
     enum Type : uint8_t { stop, yes, no, int8, int16, int32, int64, real, binary, list, set, map, structure };
 
     // Reads a struct: calls field(id, type) for each field. The callback reads the value and returns true, or returns
-    // false to skip it.
-    template <class Field> void read_struct(const Field& field) {
+    // false to skip it. Returns true, for a callback that reads a struct.
+    template <class Field> bool read_struct(const Field& field) {
         const Nesting nesting(*this);
         int id = 0;
         for (uint8_t header; (header = bytes_.byte()) != stop;) {
@@ -64,14 +64,16 @@ public:
             const Type type = Type(header & 15);
             if (!field(id, type)) skip(type);
         }
+        return true;
     }
-    // Reads a list: calls element(type) for each element.
-    template <class Element> void read_list(const Element& element) {
+    // Reads a list: calls element(type) for each element. Returns true, for a callback that reads a list.
+    template <class Element> bool read_list(const Element& element) {
         const uint8_t header = bytes_.byte();
         const uint64_t count = header >> 4 == 15 ? bytes_.varint() : header >> 4;
         // Each element has at least one byte.
         if (count > bytes_.rest().size()) bytes_.reject("has a list of %zu elements in too few bytes", size_t(count));
         for (uint64_t i = 0; i < count; i++) element(Type(header & 15));
+        return true;
     }
     int64_t integer() {
         const uint64_t zigzag = bytes_.varint();
