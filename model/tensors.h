@@ -86,7 +86,7 @@ struct Bucket {
     size_t shard_begin;         // of a rank's piece in its flat arrays of shards
 };
 
-// Elements [begin, end) of a flat array.
+// Elements [begin, end) of a flat array or of a tensor.
 struct FlatRange {
     size_t begin, end;
 };

@@ -46,14 +46,9 @@ std::string name_in_any_layer(const Tensor& tensor) {
     return std::string(tensor.layer < 0 ? "" : "h.*.") + tensor_table()[size_t(tensor.row)].name;
 }
 
-// A layer of a tensor: elements [first, end).
-struct TensorSpan {
-    size_t first, end;
-};
-
 // Returns the layers of each tensor.
-std::vector<std::vector<TensorSpan>> tensor_layers(const TensorLayout& layout) {
-    std::vector<std::vector<TensorSpan>> layers(layout.tensors.size());
+std::vector<std::vector<FlatRange>> tensor_layers(const TensorLayout& layout) {
+    std::vector<std::vector<FlatRange>> layers(layout.tensors.size());
     for (const Matrix& matrix : lay_out_matrices(layout))
         layers[size_t(matrix.tensor)].push_back({matrix.first, matrix.first + part_elements(layout, matrix)});
     for (size_t i = 0; i < layers.size(); i++)
@@ -62,10 +57,10 @@ std::vector<std::vector<TensorSpan>> tensor_layers(const TensorLayout& layout) {
 }
 
 // Appends the parts of a chunk that belong to different layers. first: the chunk's first element in its tensor.
-void append_by_layer(std::vector<ops::Chunk>& chunks, const ops::Chunk& whole, const std::vector<TensorSpan>& layers,
+void append_by_layer(std::vector<ops::Chunk>& chunks, const ops::Chunk& whole, const std::vector<FlatRange>& layers,
                      size_t first) {
     for (size_t number = 0; number < layers.size(); number++) {
-        const size_t begin = std::max(first, layers[number].first);
+        const size_t begin = std::max(first, layers[number].begin);
         const size_t end = std::min(first + size_t(whole.count), layers[number].end);
         if (begin >= end) continue;
         ops::Chunk& part = chunks.emplace_back(whole);
@@ -86,17 +81,22 @@ OpNote note_of(const ops::Chunk* chunks, int n_chunks, const GptState& s) {
 // As ops::ElementwiseUpdate::param.
 View rounded_masters(const GptState& s) { return s.options.computes_with_masters() ? View() : s.own_param; }
 
-ops::ElementwiseUpdate elementwise_update(const GptState& s, const RuleState& rule) {
-    ops::ElementwiseUpdate op{.rule = rule.rule,
-                              .master = s.master,
-                              .param = rounded_masters(s),
-                              .state = {},
-                              .grad = s.own_grad,
-                              .chunks = s.update_chunks + rule.first_chunk,
-                              .scalars = s.update_scalars,
-                              .grad_norm = s.grad_norm,
-                              .n_chunks = rule.n_chunks};
+// Sets what the ops on the elements of a rule's chunks have in common.
+void set_chunks(auto& op, const GptState& s, const RuleState& rule) {
+    op.rule = rule.rule;
+    op.master = s.master;
     std::ranges::copy(rule.slots, op.state);
+    op.grad = s.own_grad;
+    op.chunks = s.update_chunks + rule.first_chunk;
+    op.scalars = s.update_scalars;
+    op.grad_norm = s.grad_norm;
+    op.n_chunks = rule.n_chunks;
+}
+
+ops::ElementwiseUpdate elementwise_update(const GptState& s, const RuleState& rule) {
+    ops::ElementwiseUpdate op{};
+    set_chunks(op, s, rule);
+    op.param = rounded_masters(s);
     return op;
 }
 
@@ -119,16 +119,9 @@ void find_trust_ratios(GptState& s, const RuleState& rule) {
 
 void update_by_layer(GptState& s, const RuleState& rule) {
     ops::ElementwiseUpdate op = elementwise_update(s, rule);
-    ops::TrustSums sums{.rule = rule.rule,
-                        .out = s.trust.sums,
-                        .master = op.master,
-                        .state = {},
-                        .grad = op.grad,
-                        .chunks = op.chunks,
-                        .scalars = op.scalars,
-                        .grad_norm = op.grad_norm,
-                        .n_chunks = op.n_chunks};
-    std::ranges::copy(rule.slots, sums.state);
+    ops::TrustSums sums{};
+    set_chunks(sums, s, rule);
+    sums.out = s.trust.sums;
     run(s.stream, ops::trust_sums, sums, note_of_chunks(s, rule.first_chunk, rule.n_chunks));
     find_trust_ratios(s, rule);
     op.trust_ratios = s.trust.ratios;
@@ -210,7 +203,7 @@ std::string update_table(const GptOptions& options, double learning_rate) {
 std::vector<ops::Chunk> update_chunks(const GptOptions& options, const TensorLayout& layout, UpdateLayout& update,
                                       const std::vector<ops::Chunk>& chunks) {
     std::vector<ops::Chunk> sorted;
-    const std::vector<std::vector<TensorSpan>> layers = tensor_layers(layout);
+    const std::vector<std::vector<FlatRange>> layers = tensor_layers(layout);
     for (size_t r = 0; r < update.rules.size(); r++) {
         RuleState& rule = update.rules[r];
         const OptimizerRow& row = optimizer_row(rule.rule);
