@@ -102,7 +102,7 @@ template <class Record> Scalars scalars_of(const std::string& kind, const Record
     return scalars;
 }
 
-Scalars scalars_of(const NormRecord& record) {
+Scalars scalars_of(const std::string&, const NormRecord& record) {
     Scalars scalars;
     for (const auto& [name, value] : record.gradients) scalars.emplace_back("grad_norms/" + name, value);
     for (const auto& [name, value] : record.activations) scalars.emplace_back("activation_rms/" + name, value);
@@ -205,37 +205,33 @@ RunLog::RunLog(const std::string& dir, int committed_step, bool has_events, bool
     if (has_events) events_ = begin_event_file(dir + "/tensorboard", committed_step);
 }
 
-void RunLog::write(const TrainRecord& record) {
+template <class Record> void RunLog::write_metrics(const char* kind, const Record& record) {
     append(metrics_, json_line(record) + "\n");
+    if (events_) append(*events_, event_record(record.step, record.time, scalars_of(kind, record)));
+}
+
+void RunLog::write(const TrainRecord& record) {
+    write_metrics("train", record);
     append(main_log_, format("s:%d trl:%.4f lr:%.6f norm:%.2f\n", record.step, record.loss, record.learning_rate,
                              double(record.grad_norm)));
-    if (events_) append(*events_, event_record(record.step, record.time, scalars_of("train", record)));
 }
 
 void RunLog::write(const ValRecord& record) {
-    append(metrics_, json_line(record) + "\n");
+    write_metrics("val", record);
     append(main_log_, format("s:%d tel:%.4f\n", record.step, record.loss));
-    if (events_) append(*events_, event_record(record.step, record.time, scalars_of("val", record)));
 }
 
 void RunLog::write(const QuestionsRecord& record) {
-    append(metrics_, json_line(record) + "\n");
+    write_metrics("questions", record);
     // llm.c logs one number per step: HellaSwag's.
     append(main_log_, format("s:%d eval:%.4f\n", record.step, record.files.front().acc_norm));
-    if (events_) append(*events_, event_record(record.step, record.time, scalars_of("questions", record)));
 }
 
-void RunLog::write(const RanksRecord& record) {
-    append(metrics_, json_line(record) + "\n");
-    if (events_) append(*events_, event_record(record.step, record.time, scalars_of("ranks", record)));
-}
+void RunLog::write(const RanksRecord& record) { write_metrics("ranks", record); }
 
 void RunLog::write(const SampleRecord& record) { append(samples_, json_line(record) + "\n"); }
 
-void RunLog::write(const NormRecord& record) {
-    append(metrics_, json_line(record) + "\n");
-    if (events_) append(*events_, event_record(record.step, record.time, scalars_of(record)));
-}
+void RunLog::write(const NormRecord& record) { write_metrics("norms", record); }
 
 void RunLog::append(LogFile& file, const std::string& lines) { note(file.append(lines), file); }
 

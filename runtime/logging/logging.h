@@ -151,6 +151,8 @@ public:
     void sync();
 
 private:
+    // Writes a record to metrics.jsonl and, as scalars, to the event file.
+    template <class Record> void write_metrics(const char* kind, const Record& record);
     void append(LogFile& file, const std::string& lines);
     void note(bool is_written, const LogFile& file);
     std::vector<LogFile*> files();
