@@ -22,8 +22,8 @@ public:
 
     bool is_empty() const { return tokens_.empty(); }
 
-    // Calls visit(text, id) for each token found, and visit(text, -1) for each nonempty stretch of text between tokens.
-    template <class Visit> void split(std::string_view text, const Visit& visit) const {
+    // Appends the id of each token found, and calls visit(text) for each nonempty stretch of text between tokens.
+    template <class Visit> void split(std::string_view text, std::vector<int32_t>& ids, const Visit& visit) const {
         size_t done = 0;
         for (size_t at = 0; !tokens_.empty() && at < text.size(); at++) {
             if (!may_begin_[uint8_t(text[at])]) continue;
@@ -36,12 +36,12 @@ public:
             if (found->strips_left) begin = std::max(done, right_stripped(text.substr(0, begin)).size());
             while (found->strips_right && white_space_length(text.substr(end)) > 0)
                 end += white_space_length(text.substr(end));
-            if (begin > done) visit(text.substr(done, begin - done), -1);
-            visit(text.substr(begin, end - begin), found->id);
+            if (begin > done) visit(text.substr(done, begin - done));
+            ids.push_back(found->id);
             done = end;
             at = end - 1;
         }
-        if (done < text.size()) visit(text.substr(done), -1);
+        if (done < text.size()) visit(text.substr(done));
     }
 
 private:

@@ -47,13 +47,9 @@ void Encoder::append(std::string_view text, std::vector<int32_t>& ids, uint64_t 
     stream_ = stream;
     drawn_ = 0;
     if (is_plain_) return append_words(text, ids);
-    bool is_first = true;
-    added_.split(text, [&](std::string_view stretch, int32_t id) {
-        if (id >= 0)
-            ids.push_back(id);
-        else
-            append_stretch(stretch, is_first, begins_text, ids);
-        is_first = false;
+    added_.split(text, ids, [&](std::string_view stretch) {
+        const bool is_first = stretch.data() == text.data();  // of the text's stretches and added tokens
+        append_stretch(stretch, is_first, begins_text, ids);
     });
 }
 
@@ -72,12 +68,7 @@ void Encoder::append_stretch(std::string_view text, bool is_first, bool begins_t
         if (is_prefixed && !goes_on) changed.insert(0, 1, ' ');
         text = changed;
     }
-    added_normalized_.split(text, [&](std::string_view stretch, int32_t id) {
-        if (id >= 0)
-            ids.push_back(id);
-        else
-            append_words(stretch, ids);
-    });
+    added_normalized_.split(text, ids, [&](std::string_view stretch) { append_words(stretch, ids); });
 }
 
 void Encoder::append_words(std::string_view text, std::vector<int32_t>& ids) {
