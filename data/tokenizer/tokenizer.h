@@ -63,10 +63,8 @@ public:
 
     int vocab_size() const { return int(tokens_.size()); }  // includes special tokens
     int eot() const { return eot_; }                        // the end of text, which separates documents
-    int document_start() const {
-        return document_start_;
-    }  // the token that a model reads before a text: eot(), or a separate
-       // token such as Llama's <s>
+    // The token that a model reads before a text: eot(), or a separate token such as Llama's <s>.
+    int document_start() const { return document_start_; }
     // The tokens before each document in token shards: the end of the previous document, then document_start() if it
     // differs from eot().
     std::span<const int32_t> document_prefix() const { return prefix_; }
