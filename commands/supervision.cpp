@@ -7,16 +7,12 @@
 #include "runtime/config/config.h"
 #include "runtime/io/installation.h"
 
-namespace {
-
 // Identifies a directory regardless of its name; nullopt if it does not exist.
-std::optional<std::pair<dev_t, ino_t>> identity_of(const std::string& directory) {
+static std::optional<std::pair<dev_t, ino_t>> identity_of(const std::string& directory) {
     struct stat status;
     if (::stat(directory.c_str(), &status) != 0) return std::nullopt;
     return std::pair(status.st_dev, status.st_ino);
 }
-
-}  // namespace
 
 Exit supervise_training(const CommandLine& line, const std::vector<std::string>& arguments) {
     StopSignals signals;

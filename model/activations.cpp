@@ -152,11 +152,9 @@ std::vector<int> micro_steps_in_flight(const GptOptions& options) {
     return counts;
 }
 
-namespace {
-
 // The places of one row of the table, in the order of its memory.
-std::vector<Activation*> places_of(const ActivationRow& row, const std::vector<LayerRange>& ranges,
-                                   const std::vector<int>& in_flight, std::vector<GptActivations>& slots) {
+static std::vector<Activation*> places_of(const ActivationRow& row, const std::vector<LayerRange>& ranges,
+                                          const std::vector<int>& in_flight, std::vector<GptActivations>& slots) {
     std::vector<Activation*> places;
     if (!row.per_layer())
         for (GptActivations& acts : slots) places.push_back(&std::get<0>(row.place)(acts));
@@ -166,8 +164,6 @@ std::vector<Activation*> places_of(const ActivationRow& row, const std::vector<L
                 places.push_back(&std::get<1>(row.place)(slots[size_t(slot)].block[size_t(layer)]));
     return places;
 }
-
-}  // namespace
 
 std::vector<GptActivations> place_activations(const GptOptions& options, Arena& arena) {
     const size_t tokens = options.part().rows();

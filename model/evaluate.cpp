@@ -9,10 +9,8 @@
 #include "kernels/ops.h"
 #include "model/inference.h"
 
-namespace {
-
 // Fills a row with the last T + 1 tokens of the text; `targets` is -1 for tokens of the context.
-void fill_row(const Continuation& text, size_t longest, int* tokens, int* targets) {
+static void fill_row(const Continuation& text, size_t longest, int* tokens, int* targets) {
     auto token = [&](size_t i) {
         return i < text.context.size() ? text.context[i] : text.predicted[i - text.context.size()];
     };
@@ -25,8 +23,6 @@ void fill_row(const Continuation& text, size_t longest, int* tokens, int* target
         if (first + i + 1 >= text.context.size()) targets[i] = token(first + i + 1);
     }
 }
-
-}  // namespace
 
 Validation evaluate(Gpt& gpt, uint64_t batches, const std::function<Batch()>& next,
                     const std::function<int(int token)>& token_bytes, const std::function<void()>& between) {

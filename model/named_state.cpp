@@ -8,11 +8,10 @@
 #include "model/tensors.h"
 #include "model/update.h"
 
-namespace {
-
 // Names a tensor's values in an array that holds this rank's part of it from `owned`. `once`: only the elements that
 // this rank saves.
-NamedTensor named_tensor(const GptState& s, const Tensor& tensor, const std::string& prefix, View owned, bool once) {
+static NamedTensor named_tensor(const GptState& s, const Tensor& tensor, const std::string& prefix, View owned,
+                                bool once) {
     const TensorPart here = owned_part(s.options, s.layout, tensor);
     TensorPart part = once ? part_of(s.layout, tensor, s.options.rank) : here;
     const bool is_divided = tensor_table()[size_t(tensor.row)].is_divided();
@@ -24,8 +23,6 @@ NamedTensor named_tensor(const GptState& s, const Tensor& tensor, const std::str
             .count = part.count,
             .boxes = boxes_of(s.layout, tensor)};
 }
-
-}  // namespace
 
 std::vector<NamedTensor> name_tensors(const GptState& s, const std::string& prefix, View owned, bool once) {
     std::vector<NamedTensor> named;

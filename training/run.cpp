@@ -6,9 +6,7 @@
 #include "runtime/io/process.h"
 #include "training/models/model_io.h"
 
-namespace {
-
-Gpt initial_model(const Config& config, const Ranks& ranks, const std::optional<Checkpoint>& checkpoint) {
+static Gpt initial_model(const Config& config, const Ranks& ranks, const std::optional<Checkpoint>& checkpoint) {
     Gpt gpt(gpt_options(config, ranks.grid(), ranks.comm().rank), ranks.grid_comm());
     if (checkpoint)
         checkpoint->load(gpt.state_tensors(), OtherTensors::refuse);
@@ -19,8 +17,6 @@ Gpt initial_model(const Config& config, const Ranks& ranks, const std::optional<
     gpt.masters_changed();
     return gpt;
 }
-
-}  // namespace
 
 // The order of the members matters: errors in the data are found before the model is allocated, and errors in the
 // weights before the log changes run.dir.

@@ -341,10 +341,8 @@ void adam_direction(const AdamDirection& op, Stream) {
     });
 }
 
-namespace {
-
 // Subtracts from x its components along the orthonormal rows of q, and returns the norm of the rest.
-double subtract_components(float* x, const float* q, size_t rows, size_t cols) {
+static double subtract_components(float* x, const float* q, size_t rows, size_t cols) {
     constexpr size_t kBlock = 256;  // columns
     for (int pass = 0; pass < 2; pass++) {
         double component[kMaxOrthonormalized];
@@ -364,8 +362,6 @@ double subtract_components(float* x, const float* q, size_t rows, size_t cols) {
     }
     return std::sqrt(dot(x, x, int(cols)));
 }
-
-}  // namespace
 
 void orthonormalize_rows(const OrthonormalizeRows& op, Stream) {
     const size_t rows = size_t(op.rows), cols = size_t(op.cols);

@@ -4,9 +4,7 @@
 #include "kernels/comm.h"
 #include "kernels/ranks/mpi_text.h"
 
-namespace {
-
-std::string share(const std::string& mine) {
+static std::string share(const std::string& mine) {
     int size = 0;
     check_mpi(MPI_Init(nullptr, nullptr), "MPI_Init");
     check_mpi(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
@@ -22,8 +20,6 @@ std::string share(const std::string& mine) {
     check_mpi(MPI_Finalize(), "MPI_Finalize");
     return text;
 }
-
-}  // namespace
 
 std::function<std::string(const std::string& mine)> launcher_share(const Comm&) { return share; }
 

@@ -4,18 +4,14 @@
 #include <cmath>
 #include <limits>
 
-namespace {
-
 // Requires at least one value. For an even number of values, the mean of the middle two.
-double median(std::vector<double> values) {
+static double median(std::vector<double> values) {
     const size_t half = values.size() / 2;
     std::ranges::nth_element(values, values.begin() + ptrdiff_t(half));
     const double upper = values[half];
     if (values.size() % 2 == 1) return upper;
     return (*std::max_element(values.begin(), values.begin() + ptrdiff_t(half)) + upper) / 2;
 }
-
-}  // namespace
 
 void LossWindow::add(double loss) {
     if (!std::isfinite(loss)) return;

@@ -3,10 +3,8 @@
 
 #include "runtime/config/config.h"
 
-namespace {
-
 // Wagner, Fischer, "The string-to-string correction problem", J. ACM 21 (1974), one row of the table at a time.
-size_t edit_distance(const std::string& a, const std::string& b) {
+static size_t edit_distance(const std::string& a, const std::string& b) {
     std::vector<size_t> row(b.size() + 1);  // row[j]: distance of the first i characters of a to the first j of b
     std::iota(row.begin(), row.end(), size_t(0));
     for (size_t i = 1; i <= a.size(); i++) {
@@ -20,8 +18,6 @@ size_t edit_distance(const std::string& a, const std::string& b) {
     }
     return row.back();
 }
-
-}  // namespace
 
 std::string nearest_name(const std::string& name, const std::vector<std::string>& known) {
     constexpr size_t kLongest = 200;  // longer input is not a typo, and the time grows with its length

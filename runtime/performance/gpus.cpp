@@ -6,16 +6,12 @@
 #include "runtime/io/json.h"
 #include "runtime/performance/performance.h"
 
-namespace {
-
-std::string letters_and_digits(const std::string& name) {
+static std::string letters_and_digits(const std::string& name) {
     std::string plain;
     for (unsigned char c : name)
         if (std::isalnum(c)) plain += char(std::tolower(c));
     return plain;
 }
-
-}  // namespace
 
 const std::vector<GpuModel>& known_gpus() {
     // Published shares of peak refer to the same 16-bit peaks for a100, h100, h200, rtx3090, rtx4090 and rtxpro6000.
