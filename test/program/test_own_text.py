@@ -31,7 +31,7 @@ class OwnText(TrainerTest):
 
     @unittest.skipUnless(shutil.which("mpirun"), "there is no mpirun")
     def test_the_configuration_also_runs_on_two_ranks_and_for_few_steps(self):
-        self.run_trainer("prepare", "mine.txt", "--out", "mine", "--minutes", "0.05")
+        self.run_trainer("prepare", "mine.txt", "--out", "mine", "--minutes", "0.5")
         run = ["mine/config.json", "--set", "train.max_steps=8", "--set", "run.dir=two"]
         self.run_trainer(*run, "--nproc", "2")
         config = json.loads((self.dir / "two/config.json").read_text())
