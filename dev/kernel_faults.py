@@ -268,8 +268,6 @@ FAULTS = [
     (EMBEDDING, "a part begins with the first token",
      "index_in_part(op.tokens[i], op.part.first_token, op.part.tokens)",
      "index_in_part(op.tokens[i], 0, op.part.tokens)"),
-    (EMBEDDING, "each part adds wpe to all rows",
-     "kHasPositions && index_in_part(int(i), op.part.first_row, op.part.rows) >= 0;", "kHasPositions;"),
     (EMBEDDING, "a part adds 0, and a sum of -0 becomes 0", "value = -0.0f;", "value = 0.0f;"),
     (EMBEDDING, "tokens of other parts are sorted as the part's first", "(row >= 0 ? row : vocab)", "max(row, 0)"),
     (EMBEDDING, "the key of the tokens of other parts has a digit more", "bit_width(unsigned(vocab))",
@@ -434,8 +432,6 @@ FAULTS = [
     (CPU + "embedding.cpp", "a part begins with the first token",
      "index_in_part(op.tokens[i], op.part.first_token, op.part.tokens)",
      "index_in_part(op.tokens[i], 0, op.part.tokens)"),
-    (CPU + "embedding.cpp", "each part adds wpe to all rows",
-     "op.wpe && index_in_part(int(i), op.part.first_row, op.part.rows) >= 0;", "bool(op.wpe);"),
     (CPU + "embedding.cpp", "the gradients of a part begin with the first token",
      "index_in_part(op.tokens[i], op.first_token, op.vocab)", "index_in_part(op.tokens[i], 0, op.vocab)"),
     # ---- attention of one more position

@@ -24,13 +24,11 @@ namespace ops {
 // ---------------------------------------------------------------------------------------------------------------------
 // Embedding: out = wte[token] + wpe[position], or wte[token] alone.
 
-// A part of an embedding: wte has the rows of tokens [first_token, first_token + tokens), and another token adds -0.
-// wpe is added to rows [first_row, first_row + rows) of the batch * seq_len rows. If the parts divide the tokens and
-// the rows, their sum in FP32, rounded once, has the bits of the whole (x + -0 is x, also if x is -0). By default the
-// part is the whole.
+// A part of an embedding: wte has the rows of tokens [first_token, first_token + tokens), and another token adds -0. If
+// the parts divide the tokens and one part has wpe, their sum in FP32, rounded once, has the bits of the whole (x + -0
+// is x, also if x is -0). By default the part is the whole.
 struct EmbeddingPart {
     int first_token = 0, tokens = 1 << 30;
-    int first_row = 0, rows = 1 << 30;
 };
 
 struct EmbeddingForward {

@@ -8,16 +8,13 @@ void embedding_forward(const LayerContext& x, const LayerWeights& wte, const Lay
         {.out = rows_to_sum(x, out.view),
          .tokens = tokens,
          .wte = wte.weight.value,
-         .wpe = wpe.weight.value,
+         .wpe = x.group->comm.rank == 0 ? wpe.weight.value : nullptr,
          .batch = x.batch,
          .seq_len = x.seq_len,
          .channels = wte.weight.cols,
          .positions = x.decode ? x.decode->positions : nullptr,
          .starts = x.starts,
-         .part = {.first_token = x.group->comm.rank * wte.weight.rows,
-                  .tokens = wte.weight.rows,
-                  .first_row = x.first_row(),
-                  .rows = x.own_rows()}});
+         .part = {.first_token = x.group->comm.rank * wte.weight.rows, .tokens = wte.weight.rows}});
     sum_rows(x, out.view, rows_to_sum(x, out.view));
 }
 
@@ -97,19 +94,22 @@ void residual_norm_backward(const LayerContext& x, const LayerWeights& w, ConstV
 static void drop(const LayerContext& x, DropoutSite site, View out, ConstView inp) {
     const auto channels = size_t(x.shape->n_embd);
     const bool has_chunks = x.starts.first != x.starts.second;
-    const int first = x.first_row(), end = first + x.own_rows();
-    const int second_chunks = has_chunks ? std::clamp(x.rows / 2, first, end) : end;
-    for (const auto& [from, to, start] :
-         {std::tuple(first, second_chunks, x.starts.first), {second_chunks, end, x.starts.second}})
-        if (from < to)
-            run(x.stream, ops::dropout,
-                {.out = out.from(size_t(from - first) * channels),
-                 .inp = inp.from(size_t(from - first) * channels),
-                 .mask = x.dropout_at(site),
-                 .count = size_t(x.seq_len) * channels,
-                 .first = size_t(from) * channels,
-                 .elements = size_t(to - from) * channels,
-                 .start = size_t(start) * channels});
+    const int rows = x.own_rows() / x.bands();
+    for (int row = 0; row < x.own_rows(); row += rows) {
+        const int first = x.first_row(row / rows), end = first + rows;
+        const int second_chunks = has_chunks ? std::clamp(x.rows / 2, first, end) : end;
+        for (const auto& [from, to, start] :
+             {std::tuple(first, second_chunks, x.starts.first), {second_chunks, end, x.starts.second}})
+            if (from < to)
+                run(x.stream, ops::dropout,
+                    {.out = out.from(size_t(row + from - first) * channels),
+                     .inp = inp.from(size_t(row + from - first) * channels),
+                     .mask = x.dropout_at(site),
+                     .count = size_t(x.seq_len) * channels,
+                     .first = size_t(from) * channels,
+                     .elements = size_t(to - from) * channels,
+                     .start = size_t(start) * channels});
+    }
 }
 
 void dropout_forward(const LayerContext& x, DropoutSite site, const Activation& out) {

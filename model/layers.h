@@ -41,6 +41,7 @@ struct TensorParallelGroup {
     // The parts of this rank's heads, hidden channels, tokens and rows. Each has its own term in sums over the ranks;
     // see terms_of_sums().
     int parts = 1;
+    int max_bands = 1;                    // of LayerContext::bands()
     View gathered;                        // (B, T, C)
     View terms;                           // (parts, B, T, C), of a sum
     View sum;                             // (B, T, C), FP32, of this rank's terms, with several ranks and parts
@@ -99,9 +100,12 @@ struct LayerContext {
         return mask;
     }
     bool has(const Activation& activation) const { return is_recomputing && activation.is_kept; }
-    // This rank's rows of the residual stream.
+    // This rank's rows of the residual stream. All rows are divided into bands, and each band over the ranks, so that
+    // the collectives of one band overlap the GEMM of another.
     int own_rows() const { return rows / group->comm.size; }
-    int first_row() const { return group->comm.rank * own_rows(); }
+    int bands() const { return rows % (group->max_bands * group->comm.size) == 0 ? group->max_bands : 1; }
+    // The first of this rank's rows in a band.
+    int first_row(int band) const { return (band * group->comm.size + group->comm.rank) * own_rows() / bands(); }
 };
 
 // The residual stream and the branch to be added to it; a null branch adds nothing.

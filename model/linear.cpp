@@ -5,11 +5,47 @@
 #include "model/layers.h"
 #include "model/tensors.h"
 
-// Starts to gather all rows of `own`, which has this rank's rows, in x.group->gathered.
+namespace {
+
+// A band of rows: see LayerContext::bands().
+struct Band {
+    LayerContext x;
+    size_t row;           // the first of its rows
+    size_t first, count;  // its elements in arrays of this rank's rows of the residual stream
+
+    Band(const LayerContext& all, int number) : x(all) {
+        x.rows = all.rows / all.bands();
+        x.accumulate = all.accumulate || number > 0;
+        row = size_t(number) * size_t(x.rows);
+        count = size_t(x.own_rows()) * size_t(x.shape->n_embd), first = size_t(number) * count;
+    }
+    ConstView of(ConstView rows, int cols) const { return rows.from(row * size_t(cols)); }
+    View of(View rows, int cols) const { return rows.from(row * size_t(cols)); }
+    LinearActivation of(const LinearActivation& activation, int cols) const {
+        return {activation.function, activation.kept ? of(activation.kept, cols) : nullptr};
+    }
+    void forward(const LayerWeights& w, ConstView inp, View out, const LinearActivation& activation = {}) const {
+        linear_forward(x, w, of(inp, w.weight.cols), {of(out, w.weight.rows), false}, of(activation, w.weight.rows));
+    }
+    // Starts to gather the rows of `own`, which has this rank's rows, in x.group->gathered.
+    Ticket gather(ConstView own) const {
+        return all_gather(of(x.group->gathered, x.shape->n_embd).data, own.from(first).data, count * size_of(own.dtype),
+                          x.group->comm, x.stream);
+    }
+    // Starts to add all ranks' sums.
+    Ticket sum(View own, ConstView sums) const {
+        const ReduceScatter op{own.from(first), x.group->scratch, of(sums, x.shape->n_embd), count};
+        return reduce_scatter_sum(op, x.group->comm, x.stream);
+    }
+};
+
+}  // namespace
+
+// Starts to gather all rows.
 static Ticket start_gather(const LayerContext& x, ConstView own) {
-    const TensorParallelGroup& group = *x.group;
-    const size_t bytes = size_t(x.own_rows()) * size_t(x.shape->n_embd) * size_of(own.dtype);
-    return all_gather(group.gathered.data, own.data, bytes, group.comm, x.stream);
+    Ticket last;
+    for (int band = 0; band < x.bands(); band++) last = Band(x, band).gather(own);
+    return last;
 }
 
 ConstView gather_rows(const LayerContext& x, ConstView own) {
@@ -24,16 +60,15 @@ View rows_to_sum(const LayerContext& x, View own) { return x.group->comm.size ==
 // Starts sum_rows().
 static Ticket start_sum(const LayerContext& x, View own, ConstView terms, int n) {
     const TensorParallelGroup& group = *x.group;
-    const auto channels = size_t(x.shape->n_embd);
     if (n > 1) {
         const View sum = group.comm.size == 1 ? own : group.sum;
-        run(x.stream, ops::sum_terms, {.out = sum, .terms = terms, .n = n, .count = size_t(x.rows) * channels});
+        const size_t count = size_t(x.rows) * size_t(x.shape->n_embd);
+        run(x.stream, ops::sum_terms, {.out = sum, .terms = terms, .n = n, .count = count});
         terms = sum;
     }
-    if (group.comm.size == 1) return {};
-    return reduce_scatter_sum(
-        {.out = own, .scratch = group.scratch, .inp = terms, .count = size_t(x.own_rows()) * channels}, group.comm,
-        x.stream);
+    Ticket last;
+    for (int band = 0; group.comm.size > 1 && band < x.bands(); band++) last = Band(x, band).sum(own, terms);
+    return last;
 }
 
 void sum_rows(const LayerContext& x, View own, ConstView terms, int n) {
@@ -103,7 +138,14 @@ void linear_backward(const LayerContext& x, const LayerWeights& w, ConstView inp
 
 void column_parallel_forward(const LayerContext& x, const LayerWeights& w, ConstView inp, const Activation& out,
                              const LinearActivation& activation) {
-    if (!x.has(out)) linear_forward(x, w, gather_rows(x, inp), out, activation);
+    if (x.has(out)) return;
+    const TensorParallelGroup& group = *x.group;
+    if (group.comm.size == 1) return linear_forward(x, w, inp, out, activation);
+    const Ticket first = Band(x, 0).gather(inp), second = x.bands() > 1 ? Band(x, 1).gather(inp) : first;
+    for (int band = 0; band < x.bands(); band++) {
+        wait(band == 0 ? first : second, group.comm, x.stream);
+        Band(x, band).forward(w, group.gathered, out.view, activation);
+    }
 }
 
 // Computes the terms of the input's gradient, one for each part of the output channels.
@@ -150,27 +192,42 @@ void column_parallel_backward_weight(const LayerContext& x, const LayerWeights& 
 void row_parallel_forward(const LayerContext& x, const LayerWeights& w, ConstView inp, const Activation& out) {
     if (x.has(out)) return;
     const TensorParallelGroup& group = *x.group;
-    const View terms = group.parts > 1 ? group.terms : rows_to_sum(x, out.view);
     LayerWeights part = w;
+    if (group.comm.rank > 0) part.bias.value = nullptr;
+    if (group.parts == 1) {
+        const View sums = rows_to_sum(x, out.view);
+        Ticket summed;
+        for (int band = 0; band < x.bands(); band++) {
+            Band(x, band).forward(part, inp, sums);
+            if (group.comm.size > 1) summed = Band(x, band).sum(out.view, sums);
+        }
+        return wait(summed, group.comm, x.stream);
+    }
     const int width = part.weight.cols = w.weight.cols / group.parts;
     for (int number = 0; number < group.parts; number++) {
-        ConstView channels = inp;
-        if (group.parts > 1) {
-            const auto first = size_t(number) * size_t(width);
-            copy_channels(x, group.part_channels, width, inp.from(first), w.weight.cols, width, x.rows);
-            copy_channels(x, group.part_weight, width, w.weight.value.from(first), w.weight.cols, width, w.weight.rows);
-            channels = group.part_channels, part.weight.value = group.part_weight;
-        }
-        if (group.comm.rank + number > 0) part.bias.value = nullptr;
-        linear_forward(x, part, channels, {term_at(x, terms, number), false});
+        const auto first = size_t(number) * size_t(width);
+        copy_channels(x, group.part_channels, width, inp.from(first), w.weight.cols, width, x.rows);
+        copy_channels(x, group.part_weight, width, w.weight.value.from(first), w.weight.cols, width, w.weight.rows);
+        part.weight.value = group.part_weight;
+        if (number > 0) part.bias.value = nullptr;
+        linear_forward(x, part, group.part_channels, {term_at(x, group.terms, number), false});
     }
-    sum_rows(x, out.view, terms, group.parts);
+    sum_rows(x, out.view, group.terms, group.parts);
 }
 
 // Each rank computes the whole gradient of the bias.
 void row_parallel_backward(const LayerContext& x, const LayerWeights& w, ConstView inp, ConstView dout, View dinp,
                            const LinearActivation& activation) {
-    linear_backward(x, w, inp, gather_rows(x, dout), dinp, activation);
+    const TensorParallelGroup& group = *x.group;
+    if (group.comm.size == 1) return linear_backward(x, w, inp, dout, dinp, activation);
+    const int inputs = w.weight.cols, outputs = w.weight.rows;
+    const Ticket first = Band(x, 0).gather(dout), second = x.bands() > 1 ? Band(x, 1).gather(dout) : first;
+    for (int number = 0; number < x.bands(); number++) {
+        wait(number == 0 ? first : second, group.comm, x.stream);
+        const Band band(x, number);
+        linear_backward(band.x, w, band.of(inp, inputs), band.of(group.gathered, outputs), band.of(dinp, inputs),
+                        band.of(activation, inputs));
+    }
 }
 
 void row_parallel_backward_weight(const LayerContext& x, const LayerWeights& w, ConstView inp, ConstView dout) {

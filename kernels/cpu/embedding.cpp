@@ -92,9 +92,8 @@ void embedding_forward(const EmbeddingForward& op, Stream) {
             const int b = int(i) / op.seq_len, t = int(i) % op.seq_len;
             const size_t at = size_t(op.positions ? op.positions[i] : op.starts.start(b, op.batch) + t);
             const T* position = op.wpe.as<T>() + (op.wpe ? at * op.channels : 0);
-            const bool has_position = op.wpe && index_in_part(int(i), op.part.first_row, op.part.rows) >= 0;
-            if (row >= 0 && has_position) return store_sum(out, token, position, op.channels);
-            if (row >= 0 || has_position)
+            if (row >= 0 && op.wpe) return store_sum(out, token, position, op.channels);
+            if (row >= 0 || op.wpe)
                 std::copy_n(row >= 0 ? token : position, op.channels, out);
             else
                 std::fill_n(out, op.channels, from_float<T>(-0.0f));

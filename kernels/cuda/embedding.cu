@@ -38,7 +38,6 @@ __global__ void __launch_bounds__(kForwardThreads) embedding_forward_kernel(Embe
     if (i >= size_t(op.batch) * op.seq_len) return;
     const int channels = op.channels;
     const int row = index_in_part(op.tokens[i], op.part.first_token, op.part.tokens);
-    const bool has_position = kHasPositions && index_in_part(int(i), op.part.first_row, op.part.rows) >= 0;
     const T* __restrict__ token = op.wte.as<T>() + size_t(max(row, 0)) * channels;
     const int b = int(i) / op.seq_len, t = int(i) % op.seq_len;
     const size_t at = size_t(op.positions ? op.positions[i] : op.starts.start(b, op.batch) + t);
@@ -47,7 +46,7 @@ __global__ void __launch_bounds__(kForwardThreads) embedding_forward_kernel(Embe
 #pragma unroll 4
     for (int c = int(threadIdx.x) % kWarpSize * kPackSize<T>; c < channels; c += kStep) {
         Pack<T> pack = row >= 0 ? load_pack<kAligned>(token + c, channels - c) : negative_zeros<T>();
-        if (has_position) {
+        if constexpr (kHasPositions) {
             auto sum = unpack(pack);
             sum += unpack(load_pack<kAligned>(position + c, channels - c));
             pack = pack_floats(sum);

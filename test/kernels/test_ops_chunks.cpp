@@ -58,8 +58,7 @@ template <class T> struct Embedding {
 
     explicit Embedding(int n_positions) : wpe("wpe", Role::input, random_values(size_t(n_positions) * kChannels, 2)) {}
 
-    std::vector<T> forward(const std::vector<int>& tokens, int seq_len, ops::ChunkStarts starts,
-                           ops::EmbeddingPart part = {}) {
+    std::vector<T> forward(const std::vector<int>& tokens, int seq_len, ops::ChunkStarts starts) {
         Stored<T> out("out", Role::output, nans(tokens.size() * kChannels));
         Array<int> given("tokens", Role::input, tokens);
         const OnDevice<T> device;
@@ -70,8 +69,7 @@ template <class T> struct Embedding {
                                 .batch = int(tokens.size()) / seq_len,
                                 .seq_len = seq_len,
                                 .channels = kChannels,
-                                .starts = starts,
-                                .part = part},
+                                .starts = starts},
                                Stream());
         return out.fetch();
     }
@@ -192,7 +190,6 @@ template <class T> struct Rope {
 
 }  // namespace
 
-// Some rows of a part: wpe is added to the op's rows, not to the whole's.
 TEMPLATE_TEST_CASE("embedding_forward of chunks has the bits of the whole", "[ops]", float, bf16, fp16) {
     using T = TestType;
     for_each_rank([](const Division& division, int rank) {
@@ -203,12 +200,6 @@ TEMPLATE_TEST_CASE("embedding_forward of chunks has the bits of the whole", "[op
         const std::vector<int> tokens = division.batch_of(all, rank, 1);
         const ops::ChunkStarts starts = division.starts(rank);
         CHECK(have_same_bits(embedding.forward(tokens, kChunk, starts), expected));
-
-        std::vector<T> part = embedding.forward(tokens, kChunk, starts, {.rows = 0});
-        const int first_row = division.batch * kChunk - 1, rows = 3;
-        const auto first = expected.begin() + first_row * kChannels;
-        std::copy(first, first + rows * kChannels, part.begin() + first_row * kChannels);
-        CHECK(have_same_bits(embedding.forward(tokens, kChunk, starts, {.first_row = first_row, .rows = rows}), part));
     });
 }
 

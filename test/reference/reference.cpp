@@ -22,11 +22,10 @@ void embedding_forward(const ops::EmbeddingForward& op) {
                 for (int c = 0; c < op.channels; c++) {
                     size_t position = size_t(b) * op.seq_len + t;
                     const int token = op.tokens[position] - op.part.first_token;
-                    const int row = int(position) - op.part.first_row;
                     const int at = op.positions ? op.positions[position] : op.starts.start(b, op.batch) + t;
                     double sum = -0.0;
                     if (0 <= token && token < op.part.tokens) sum += load(wte[size_t(token) * op.channels + c]);
-                    if (wpe && 0 <= row && row < op.part.rows) sum += load(wpe[size_t(at) * op.channels + c]);
+                    if (wpe) sum += load(wpe[size_t(at) * op.channels + c]);
                     out[position * op.channels + c] = store<T>(sum);
                 }
     });
