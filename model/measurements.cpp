@@ -8,7 +8,6 @@
 #include "kernels/op_stream.h"
 #include "kernels/ops.h"
 #include "model/sharding.h"
-#include "model/state.h"
 #include "model/tensors.h"
 
 // The rows' mean and rstd are already on the device: the mean square of a row is mean^2 + 1 / rstd^2 - eps, for RMSNorm

@@ -5,7 +5,6 @@
 #include "kernels/op_stream.h"
 #include "kernels/ops.h"
 #include "model/block.h"
-#include "model/layers.h"
 #include "model/measurements.h"
 #include "model/sharding.h"
 

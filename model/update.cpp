@@ -8,7 +8,6 @@
 #include "kernels/base/check.h"
 #include "kernels/comm.h"
 #include "kernels/numeric.h"
-#include "kernels/op_stream.h"
 #include "kernels/tensor.h"
 #include "model/factors.h"
 #include "model/state.h"

@@ -1,9 +1,6 @@
 #include "training/run.h"
 
-#include "runtime/config/schedule.h"
 #include "runtime/io/files.h"
-#include "runtime/io/lock.h"
-#include "runtime/io/process.h"
 #include "training/models/model_io.h"
 
 static Gpt initial_model(const Config& config, const Ranks& ranks, const std::optional<Checkpoint>& checkpoint) {

@@ -5,7 +5,6 @@
 #include "runtime/config/schedule.h"
 #include "runtime/io/json.h"
 #include "runtime/io/lock.h"
-#include "runtime/io/process.h"
 #include "training/evaluation.h"
 #include "training/models/model_io.h"
 #include "training/models/votes.h"

@@ -5,7 +5,6 @@
 
 #include "runtime/io/files.h"
 #include "runtime/io/json.h"
-#include "runtime/io/lock.h"
 
 static const char* const kUnfinished = "/prepare.unfinished";
 static const char* const kDatasetFile = "/dataset.json";

@@ -7,11 +7,9 @@
 
 #include "data/prepare/ordered_parallel.h"
 #include "data/prepare/out_directory.h"
-#include "data/prepare/pass_progress.h"
 #include "data/prepare/prepare_options.h"
 #include "data/prepare/raw_tokens.h"
 #include "data/shards/dataset_record.h"
-#include "data/shards/shards.h"
 #include "data/text/input_paths.h"
 #include "data/text/text_formats.h"
 #include "data/text/text_input.h"

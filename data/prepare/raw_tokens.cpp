@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstring>
 
-#include "runtime/io/files.h"
 #include "runtime/io/reject_file.h"
 
 uint64_t raw_token_count(const MappedFile& file) {

@@ -8,7 +8,6 @@
 
 #include "data/shards/dataset_record.h"
 #include "runtime/io/digest.h"
-#include "runtime/io/files.h"
 #include "runtime/io/header_word.h"
 #include "runtime/io/installation.h"
 #include "runtime/io/process.h"

@@ -6,7 +6,6 @@
 
 #include <algorithm>
 
-#include "runtime/io/files.h"
 #include "runtime/io/reject_file.h"
 
 static constexpr size_t kDecodedAtOnce = size_t(1) << 16;

@@ -4,7 +4,6 @@
 
 #include "data/text/byte_source.h"
 #include "data/text/thrift.h"
-#include "runtime/io/files.h"
 #include "runtime/io/reject_file.h"
 
 // A typical page has about a megabyte. A much larger size means a damaged or malicious file.

@@ -6,7 +6,6 @@
 #include <sstream>
 
 #include "data/text/parquet.h"
-#include "runtime/io/files.h"
 #include "runtime/io/joined.h"
 #include "runtime/io/json.h"
 #include "runtime/io/reject_file.h"

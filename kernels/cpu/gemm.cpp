@@ -11,7 +11,6 @@
 #include "kernels/cpu/parallel.h"
 #include "kernels/cpu/pool.h"
 #include "kernels/cpu/tiles.h"
-#include "kernels/numeric.h"
 
 namespace {
 

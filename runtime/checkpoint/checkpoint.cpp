@@ -9,7 +9,6 @@
 #include "kernels/device.h"
 #include "runtime/checkpoint/shard.h"
 #include "runtime/io/digest.h"
-#include "runtime/io/files.h"
 #include "runtime/io/joined.h"
 #include "runtime/io/json.h"
 #include "runtime/io/process.h"

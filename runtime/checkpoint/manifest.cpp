@@ -8,10 +8,8 @@
 #include <utility>
 
 #include "kernels/numeric.h"
-#include "kernels/tensor.h"
 #include "runtime/checkpoint/fields.h"
 #include "runtime/checkpoint/train_state.h"
-#include "runtime/config/config.h"
 #include "runtime/io/joined.h"
 #include "runtime/io/json.h"
 

@@ -9,7 +9,6 @@
 #include "runtime/checkpoint/boxes.h"
 #include "runtime/checkpoint/fields.h"
 #include "runtime/checkpoint/manifest.h"
-#include "runtime/io/files.h"
 #include "runtime/io/json.h"
 
 static_assert(std::endian::native == std::endian::little, "safetensors files are little-endian");

@@ -8,7 +8,6 @@
 #include "kernels/device.h"
 #include "runtime/io/crc32c.h"
 #include "runtime/io/digest.h"
-#include "runtime/io/files.h"
 
 static_assert(std::endian::native == std::endian::little,
               "checkpoints store numbers in the memory's byte order, which must be little-endian");

@@ -11,7 +11,6 @@
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
-#include <vector>
 
 #include "runtime/io/crc32c.h"
 #include "runtime/io/process.h"

@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "runtime/io/files.h"
-
 LogFile::LogFile(const std::string& path, size_t bytes)
     : path_(path), file_(OutputFile::open_to_continue(path, bytes)), synced_(bytes) {
     file_.sync();  // so that a power cut cannot bring back the part that was cut

@@ -4,7 +4,6 @@
 #include <cmath>
 #include <filesystem>
 
-#include "runtime/config/divergence.h"
 #include "runtime/io/files.h"
 #include "runtime/io/joined.h"
 #include "runtime/io/json.h"

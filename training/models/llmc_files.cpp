@@ -5,7 +5,6 @@
 #include "model/llmc.h"
 #include "model/tensors.h"
 #include "runtime/checkpoint/checkpoint.h"
-#include "runtime/io/files.h"
 #include "runtime/io/header_word.h"
 #include "runtime/io/reject_file.h"
 
