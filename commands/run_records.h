@@ -1,7 +1,6 @@
 // Reads the records of a run, metrics.jsonl and samples.jsonl, which may still be growing.
 #pragma once
 
-#include <functional>
 #include <map>
 #include <string>
 #include <string_view>

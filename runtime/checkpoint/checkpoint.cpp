@@ -1,7 +1,6 @@
 #include "runtime/checkpoint/checkpoint.h"
 
 #include <algorithm>
-#include <exception>
 #include <filesystem>
 #include <map>
 

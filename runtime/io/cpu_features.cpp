@@ -3,8 +3,6 @@
 // registers and instructions that it checks for, and makes only system calls.
 #include <unistd.h>
 
-#include <cstring>
-
 #include "kernels/base/check.h"
 
 // The compiler predefines the macro of a feature in use as 1; an undefined macro expands to its own name.

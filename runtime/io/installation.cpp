@@ -1,8 +1,6 @@
 // Locates the program's data files, relative to the program.
 #include "runtime/io/installation.h"
 
-#include <unistd.h>
-
 #include "runtime/io/files.h"
 
 std::string data_directory(const std::string& name) {
