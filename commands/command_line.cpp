@@ -3,7 +3,6 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 
-#include "kernels/base/check.h"
 #include "kernels/comm.h"
 #include "runtime/io/files.h"
 #include "runtime/io/json.h"

@@ -4,7 +4,6 @@
 #include <filesystem>
 #include <map>
 
-#include "kernels/base/check.h"
 #include "kernels/device.h"
 #include "runtime/checkpoint/shard.h"
 #include "runtime/io/digest.h"

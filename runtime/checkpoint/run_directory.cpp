@@ -1,7 +1,6 @@
 #include <algorithm>
 #include <filesystem>
 
-#include "kernels/base/check.h"
 #include "runtime/checkpoint/checkpoint.h"
 #include "runtime/io/files.h"
 #include "runtime/io/lock.h"

@@ -3,7 +3,6 @@
 #include <exception>
 #include <filesystem>
 
-#include "kernels/base/check.h"
 #include "runtime/io/digest.h"
 #include "runtime/io/files.h"
 #include "runtime/io/process.h"

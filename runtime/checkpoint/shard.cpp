@@ -4,7 +4,6 @@
 #include <bit>
 #include <cstring>
 
-#include "kernels/base/check.h"
 #include "kernels/device.h"
 #include "runtime/io/crc32c.h"
 #include "runtime/io/digest.h"

@@ -1,5 +1,4 @@
 
-#include "kernels/base/check.h"
 #include "runtime/checkpoint/checkpoint.h"
 #include "runtime/cluster/cluster.h"
 #include "runtime/config/loss_scale.h"

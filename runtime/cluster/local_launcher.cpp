@@ -8,7 +8,6 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "kernels/base/check.h"
 #include "runtime/cluster/child_program.h"
 #include "runtime/cluster/socket.h"
 #include "runtime/io/files.h"

@@ -11,7 +11,6 @@
 #include <list>
 #include <map>
 
-#include "kernels/base/check.h"
 #include "runtime/cluster/socket.h"
 #include "runtime/cluster/wire_format.h"
 #include "runtime/io/files.h"

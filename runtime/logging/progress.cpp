@@ -2,7 +2,6 @@
 #include <chrono>
 #include <cmath>
 
-#include "kernels/base/check.h"
 #include "runtime/io/json.h"
 #include "runtime/io/process.h"
 #include "runtime/logging/logging.h"
