@@ -6,12 +6,8 @@
 #include "kernels/numeric.h"
 
 static const char* name_of(ProductPath path) {
-    switch (path) {
-        case ProductPath::library: return "oneDNN (AMX)";
-        case ProductPath::bf16_panels: return "bf16 panels (AVX512-BF16)";
-        case ProductPath::float_panels: break;
-    }
-    return "fp32 panels";
+    constexpr const char* kNames[] = {"fp32 panels", "bf16 panels (AVX512-BF16)", "oneDNN (AMX)"};
+    return kNames[int(path)];
 }
 
 // bf16 panels use the pairwise dot product of AVX512-BF16 instead of multiply-adds. If it runs at the same rate (Zen 5:
