@@ -124,17 +124,14 @@ void synchronize(Stream) {}
 
 // Every call is synchronous, so the host's clock is the device's.
 struct Stopwatch::Laps {
-    std::chrono::steady_clock::time_point started;
-    double ms = 0;
+    double started_ms = 0, ms = 0;
 };
 
 Stopwatch::Stopwatch() : laps_(std::make_shared<Laps>()) {}
 
-void Stopwatch::start(Stream) { laps_->started = std::chrono::steady_clock::now(); }
+void Stopwatch::start(Stream) { laps_->started_ms = steady_ms(); }
 
-void Stopwatch::stop(Stream) {
-    laps_->ms += std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - laps_->started).count();
-}
+void Stopwatch::stop(Stream) { laps_->ms += steady_ms() - laps_->started_ms; }
 
 double Stopwatch::take_ms() { return std::exchange(laps_->ms, 0.0); }
 
