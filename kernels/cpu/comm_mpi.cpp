@@ -141,7 +141,6 @@ public:
 
     Comm split(Queue& queue, int color, int key) {
         Comm group;
-        auto begin = [](MPI_Comm comm, MPI_Request* request) { return MPI_Ibarrier(comm, request); };
         // MPI_Comm_split() blocks, but not for long after the barrier.
         auto finish = [&] {
             MPI_Comm mpi = MPI_COMM_NULL;
@@ -151,7 +150,7 @@ public:
             check_mpi(MPI_Comm_size(mpi, &group.size), "MPI_Comm_size");
             if (group.size > 1) group.handle = queues_.emplace_back(std::make_unique<Queue>(*this, mpi)).get();
         };
-        wait(queue, enqueue(queue, {"split", begin, finish}));
+        wait(queue, enqueue(queue, {"split", MPI_Ibarrier, finish}));
         return group;
     }
 
