@@ -27,6 +27,11 @@ template <class T> void store_rounded(T* out, const float* values, int count) {
     for (int i = 0; i < count; i++) out[i] = from_float<T>(values[i]);
 }
 
+template <class T> void store_tile(T* out, const Tile& tile, int result_cols) {
+    for_each_row(tile, result_cols,
+                 [&](const float* values, size_t offset, int count) { store_rounded(out + offset, values, count); });
+}
+
 // Stores the sums of a symmetric result (n, n) that are on and below the diagonal, and their mirror images.
 template <class T> void store_symmetric(T* out, const Tile& tile, int n) {
     for (int row = 0; row < tile.rows; row++) {
@@ -105,10 +110,7 @@ void matmul_forward_by(ProductPath path, const ops::MatmulForward& op) {
             if (is_symmetric) return store_symmetric(op.out.as<T>(), tile, op.n);
             if (op.bias) add_bias(tile, op.bias.as<T>());
             T* out = op.out.as<T>();
-            if (op.activation == ActivationFunction::none)
-                return for_each_row(tile, op.n, [&](const float* values, size_t offset, int count) {
-                    store_rounded(out + offset, values, count);
-                });
+            if (op.activation == ActivationFunction::none) return store_tile(out, tile, op.n);
             ops::dispatch("matmul_forward", op.activation, [&]<ActivationFunction function>() {
                 for_each_row(tile, op.n, [&](const float* values, size_t offset, int count) {
                     store_activation<function>(out + offset, op.pre_activation.from(offset).as<T>(), values, count);
@@ -131,10 +133,7 @@ void matmul_backward_input_by(ProductPath path, const ops::MatmulBackwardInput& 
         multiply(product, path, [&](const Tile& tile) {
             T* dinp = op.dinp.as<T>();
             const T* kept = op.kept.as<T>();
-            if (op.activation == ActivationFunction::none)
-                return for_each_row(tile, op.k, [&](const float* values, size_t offset, int count) {
-                    store_rounded(dinp + offset, values, count);
-                });
+            if (op.activation == ActivationFunction::none) return store_tile(dinp, tile, op.k);
             ops::dispatch("matmul_backward_input", op.activation, [&]<ActivationFunction function>() {
                 for_each_row(tile, op.k, [&](const float* values, size_t offset, int count) {
                     store_times_gradient<function>(dinp + offset, kept + offset, values, count);
