@@ -10,20 +10,21 @@
 #include "training/models/votes.h"
 #include "training/saving.h"
 
-Batch StepTimer::next_batch(Loader& loader) {
-    const HostSpan span(trace, "data");
+// Returns the result of `wait`, whose time counts as waiting for tokens.
+template <class Wait> static auto waited(StepTimer& timer, const Wait& wait) {
+    const HostSpan span(timer.trace, "data");
     const double before_ms = now_ms();
-    const Batch batch = loader.next();
-    data_ms += now_ms() - before_ms;
-    return batch;
+    auto result = wait();
+    timer.data_ms += now_ms() - before_ms;
+    return result;
+}
+
+Batch StepTimer::next_batch(Loader& loader) {
+    return waited(*this, [&] { return loader.next(); });
 }
 
 std::exception_ptr StepTimer::wait_for_step(Loader& loader) {
-    const HostSpan span(trace, "data");
-    const double before_ms = now_ms();
-    const std::exception_ptr error = loader.wait_for_step();
-    data_ms += now_ms() - before_ms;
-    return error;
+    return waited(*this, [&] { return loader.wait_for_step(); });
 }
 
 namespace {
