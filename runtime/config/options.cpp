@@ -74,16 +74,18 @@ std::optional<TensorGroups> tensor_groups(const Json& json) {
     return groups;
 }
 
+bool is_integer_in(const Json& json, double low, double high) {
+    return json.is_number_integer() && json >= low && json <= high;
+}
+
 // Accepts a list of objects with the keys "until_step" and allowed.ramped.
 std::optional<Ramp> ramp(const Json& json, const Allowed& allowed) {
     if (!json.is_array() || json.size() > kMaxListed) return std::nullopt;
     Ramp parts;
     for (const Json& part : json) {
-        auto is_integer_in = [&](const char* key, double low, double high) {
-            return part.contains(key) && part[key].is_number_integer() && part[key] >= low && part[key] <= high;
-        };
-        const bool is_part = part.is_object() && part.size() == 2 && is_integer_in("until_step", 1, kMaxSteps) &&
-                             is_integer_in(allowed.ramped, allowed.low, allowed.high);
+        const bool is_part = part.is_object() && part.size() == 2 &&
+                             is_integer_in(part.value("until_step", Json()), 1, kMaxSteps) &&
+                             is_integer_in(part.value(allowed.ramped, Json()), allowed.low, allowed.high);
         if (!is_part) return std::nullopt;
         parts.push_back({part["until_step"], part[allowed.ramped]});
     }
@@ -91,9 +93,7 @@ std::optional<Ramp> ramp(const Json& json, const Allowed& allowed) {
 }
 
 std::optional<std::vector<int>> integers(const Json& json, const Allowed& allowed) {
-    const auto is_allowed = [&](const Json& item) {
-        return item.is_number_integer() && item >= allowed.low && item <= allowed.high;
-    };
+    const auto is_allowed = [&](const Json& item) { return is_integer_in(item, allowed.low, allowed.high); };
     if (!json.is_array() || json.size() > kMaxListed || !std::ranges::all_of(json, is_allowed)) return std::nullopt;
     return json.get<std::vector<int>>();
 }
