@@ -12,17 +12,13 @@
 
 namespace {
 
-struct Free {
-    void operator()(utf8proc_uint8_t* bytes) const { std::free(bytes); }
-};
-
 // Appends the NFC of valid UTF-8.
 void append_nfc(std::string_view text, std::string& out) {
     utf8proc_uint8_t* mapped = nullptr;
     const auto* bytes = reinterpret_cast<const utf8proc_uint8_t*>(text.data());
     const auto options = utf8proc_option_t(UTF8PROC_STABLE | UTF8PROC_COMPOSE);
     const utf8proc_ssize_t count = utf8proc_map(bytes, utf8proc_ssize_t(text.size()), &mapped, options);
-    const std::unique_ptr<utf8proc_uint8_t, Free> owned(mapped);
+    const std::unique_ptr<utf8proc_uint8_t, void (*)(void*)> owned(mapped, std::free);
     require(count >= 0, "utf8proc: %s", utf8proc_errmsg(count));
     out.append(reinterpret_cast<const char*>(mapped), size_t(count));
 }
