@@ -10,7 +10,7 @@ TEST_CASE("answers: tokens, characters and log-likelihoods equal lm-evaluation-h
     const std::string directory = "test/recorded/lm_eval";
     const auto recorded = nlohmann::json::parse(read_file(directory + "/expected.json"));
     for (const int batch : {1, 2, 5, 64}) {
-        LoadedModel model = load_model(directory, batch);
+        LoadedModel model = load_model(ModelSource(directory), batch, comm_single());
         for (const std::string name : {"general", "hellaswag"}) {
             INFO(name << ", batch " << batch);
             const QuestionSet set = QuestionReader(*model.tokenizer).read(directory + "/" + name + ".jsonl", 0);

@@ -70,10 +70,6 @@ struct LoadedModel {
 // naming file and tensor, if the weights are invalid, and as find_tokenizer() does.
 LoadedModel load_model(const ModelSource& source, int batch, const GridComm& comm,
                        const TokenizerChoice& tokenizer = {}, int cached_sequences = 0);
-inline LoadedModel load_model(const std::string& path, int batch, const TokenizerChoice& tokenizer = {},
-                              int cached_sequences = 0) {
-    return load_model(ModelSource(path), batch, comm_single(), tokenizer, cached_sequences);
-}
 
 // Loads the chosen tokenizer or, if no file is chosen, tokenizer.json, vocab.json or gpt2_tokenizer.bin from the
 // directory of the weights; nullopt if there is none. Fails with Exit::config if it has more tokens than the model.
