@@ -31,7 +31,6 @@ Validation evaluate(Gpt& gpt, uint64_t batches, const std::function<Batch()>& ne
     std::vector<double> losses(size_t(batches) * ranks);  // in the order of the stream
     std::array<double, 2> counts{};
     auto& [targets, bytes] = counts;
-    double loss_sum = 0;
     for (uint64_t i = 0; i < batches; i++) {
         between();
         const Batch batch = next();
@@ -45,7 +44,7 @@ Validation evaluate(Gpt& gpt, uint64_t batches, const std::function<Batch()>& ne
     gpt.take_from_last_stage(losses);
     gpt.sum_over_ranks(losses);
     // Adding them in the stream's order gives the bits of a single rank.
-    for (const double loss : losses) loss_sum += loss;
+    const double loss_sum = std::accumulate(losses.begin(), losses.end(), 0.0);
     gpt.sum_over_ranks(counts);
     Validation result;
     result.loss = loss_sum / targets;
