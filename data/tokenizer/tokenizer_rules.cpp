@@ -24,9 +24,8 @@ public:
 
     TextRules read() {
         check("/model/type", {"BPE"});
-        check("/model/dropout", {nullptr, "", false});
-        check("/model/continuing_subword_prefix", {nullptr, "", false});
-        check("/model/end_of_word_suffix", {nullptr, "", false});
+        for (const char* key : {"/model/dropout", "/model/continuing_subword_prefix", "/model/end_of_word_suffix"})
+            check(key, {nullptr, "", false});
         check("/model/ignore_merges", {nullptr, "", false, true});
         check("/model/byte_fallback", {nullptr, "", false, true});
         rules_.whole_words_first = find(json_, "/model/ignore_merges") == true;
