@@ -130,7 +130,7 @@ FAULTS = [
     (LINEAR, "all bands have the sums of the first one", "x.group->scratch, of(sums, x.shape->n_embd), count",
      "x.group->scratch, sums, count", LOSSES),
     (LINEAR, "all bands keep their pre-activations in the first one's place",
-     "activation.kept ? of(activation.kept, cols) : nullptr", "activation.kept", LOSSES),
+     "activation.kept ? of(activation.kept, cols) : nullptr", "of(activation.kept, cols - cols)", LOSSES),
     (LINEAR, "a weight's gradient has the last band's rows only", "all.accumulate || number > 0;", "all.accumulate;",
      LOSSES),
     (LINEAR, "each band has this rank's first rows", "first = size_t(number) * count;", "first = 0;", LOSSES),
