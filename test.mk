@@ -154,8 +154,8 @@ $(BUILD)/simt_asan/%.o: %; $(call simt_compile,-Og -fsanitize=address -fsanitize
 
 # wgmma and setmaxnreg exist only in sm_90a.
 $(call object,test/ptx_probe/hopper.cu test/ptx_probe/tensor_copies.cu): GENCODE = -gencode=arch=compute_90a,code=sm_90a
-# ref:: has loops; the other code of tests runs once. g++ compiles it with -Og in 2/3 of the time of -O1.
-$(call object,$(filter-out test/reference/%,$(TEST_SOURCES))): OPT = -Og
+# ref:: has loops; the other code of tests and benchmarks runs once. g++ compiles it with -Og in 2/3 of the time of -O1.
+$(call object,$(filter-out test/reference/%,$(TEST_SOURCES)) $(BENCH) $(BENCH_MATMUL)): OPT = -Og
 
 programs: $(PROGRAMS)  ## all programs that this machine can build: trainers, tests, benchmarks, probes
 gpu-programs: $(addprefix $(BUILD)/,$(GPU_PROGRAMS))  ## those that need nvcc, for every GPU of ARCH
