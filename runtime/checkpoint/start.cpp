@@ -1,4 +1,3 @@
-
 #include "runtime/checkpoint/checkpoint.h"
 #include "runtime/cluster/cluster.h"
 #include "runtime/config/loss_scale.h"
