@@ -18,7 +18,7 @@ enum Encoding { kPlain = 0, kPlainDictionary = 2, kRle = 3, kRleDictionary = 8 }
 enum PageType { kDataPage = 0, kIndexPage = 1, kDictionaryPage = 2, kDataPageV2 = 3 };
 
 template <size_t N> std::string name_in(const char* const (&names)[N], int64_t number) {
-    return number >= 0 && number < int64_t(N) ? names[number] : format("number %lld", (long long)number);
+    return number >= 0 && number < int64_t(N) ? names[number] : format("number %ld", number);
 }
 constexpr const char* kTypes[] = {"BOOLEAN", "INT32",  "INT64",      "INT96",
                                   "FLOAT",   "DOUBLE", "BYTE_ARRAY", "FIXED_LEN_BYTE_ARRAY"};
@@ -189,9 +189,9 @@ void ParquetColumn::read_row_group(ThriftReader& reader, size_t column_index) {
             if (begin < 4 || size < 0 || uint64_t(begin) > all.size() ||
                 uint64_t(size) > all.size() - uint64_t(begin) || count < 0)
                 reject_file(file_.path(),
-                            "a row group states %lld values of the column in %lld bytes from offset %lld, but the file "
+                            "a row group states %ld values of the column in %ld bytes from offset %ld, but the file "
                             "has %zu bytes",
-                            (long long)count, (long long)size, (long long)begin, all.size());
+                            count, size, begin, all.size());
             if (chunk.codec != kUncompressed && chunk.codec != kSnappy && chunk.codec != kGzip && chunk.codec != kZstd)
                 reject_file(file_.path(), "the column is compressed with %s; only Snappy, gzip and zstd are supported",
                             name_in(kCodecs, chunk.codec));
@@ -230,9 +230,8 @@ ParquetColumn::PageHeader ParquetColumn::read_page_header(BoundedBytes& bytes) c
         return true;
     });
     if (header.compressed_bytes < 0 || header.uncompressed_bytes < 0 || header.uncompressed_bytes > kMaxPageBytes)
-        bytes.reject("states %lld bytes, %lld uncompressed; the limit is %lld bytes",
-                     (long long)header.compressed_bytes, (long long)header.uncompressed_bytes,
-                     (long long)kMaxPageBytes);
+        bytes.reject("states %ld bytes, %ld uncompressed; the limit is %ld bytes", header.compressed_bytes,
+                     header.uncompressed_bytes, kMaxPageBytes);
     return header;
 }
 
@@ -240,8 +239,8 @@ std::string_view ParquetColumn::decompressed(std::string_view bytes, int64_t siz
                                              std::string& buffer) const {
     if (codec == kUncompressed) {
         if (int64_t(bytes.size()) != size)
-            reject_file(file_.path(), "an uncompressed Parquet page has %zu bytes, but its header states %lld",
-                        bytes.size(), (long long)size);
+            reject_file(file_.path(), "an uncompressed Parquet page has %zu bytes, but its header states %ld",
+                        bytes.size(), size);
         return bytes;
     }
     const auto decompress = codec == kSnappy ? decompress_snappy : codec == kGzip ? decompress_gzip : decompress_zstd;
@@ -256,7 +255,7 @@ void ParquetColumn::read_dictionary(const PageHeader& header, std::string_view c
                     name_in(kEncodings, header.encoding));
     BoundedBytes bytes(content, file_.path(), "a Parquet dictionary");
     if (header.value_count < 0 || uint64_t(header.value_count) > content.size() / 4)
-        bytes.reject("states %lld values in %zu bytes", (long long)header.value_count, content.size());
+        bytes.reject("states %ld values in %zu bytes", header.value_count, content.size());
     dictionary_.clear();
     for (int64_t i = 0; i < header.value_count; i++) dictionary_.push_back(bytes.take(bytes.uint32()));
     has_dictionary_ = true;
@@ -266,7 +265,7 @@ void ParquetColumn::open_data_page(const PageHeader& header, std::string_view co
     const Chunk& chunk = chunks_[chunk_];
     BoundedBytes bytes(content, file_.path(), "a Parquet page");
     if (header.value_count < 0 || uint64_t(header.value_count) > chunk.value_count - chunk_values_)
-        bytes.reject("states %lld values, but its column chunk has %zu left", (long long)header.value_count,
+        bytes.reject("states %ld values, but its column chunk has %zu left", header.value_count,
                      size_t(chunk.value_count - chunk_values_));
     page_values_ = size_t(header.value_count);
     chunk_values_ += page_values_;
@@ -321,8 +320,8 @@ bool ParquetColumn::open_page() {
         } else if (header.type == kDataPageV2) {
             if (header.definition_bytes < 0 || header.repetition_bytes != 0 ||
                 header.definition_bytes > std::min<int64_t>(int64_t(content.size()), header.uncompressed_bytes))
-                reject_file(file_.path(), "a Parquet page has invalid level lengths: definition %lld, repetition %lld",
-                            (long long)header.definition_bytes, (long long)header.repetition_bytes);
+                reject_file(file_.path(), "a Parquet page has invalid level lengths: definition %ld, repetition %ld",
+                            header.definition_bytes, header.repetition_bytes);
             levels = content.substr(0, size_t(header.definition_bytes));
             content.remove_prefix(levels.size());
             const int32_t codec = header.is_compressed ? chunk.codec : int32_t(kUncompressed);
@@ -331,8 +330,7 @@ bool ParquetColumn::open_page() {
                 levels);
             return true;
         } else if (header.type != kIndexPage) {
-            reject_file(file_.path(), "a Parquet page has the type %lld, which is not supported",
-                        (long long)header.type);
+            reject_file(file_.path(), "a Parquet page has the type %ld, which is not supported", header.type);
         }
     }
     return false;

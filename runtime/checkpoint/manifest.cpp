@@ -91,8 +91,7 @@ void check_counts(const TrainState& state, const std::string& path) {
           {"state.loss_scale.total_skipped", progress.loss_scale.total_skipped},
           {"state.loss_scale.last_good_step", int64_t(progress.loss_scale.last_good_step)},
           {"state.best_validation.step", int64_t(progress.best.step)}})
-        if (count > state.step)
-            fail(Exit::data, "%s: %s is %lld, but step is %d", path, key, static_cast<long long>(count), state.step);
+        if (count > state.step) fail(Exit::data, "%s: %s is %ld, but step is %d", path, key, count, state.step);
 }
 
 // Checks the number of digits only; their values are verified when the shard file is read.

@@ -69,9 +69,8 @@ std::string_view header_of(const MappedFile& file) {
     if (length < 2 || length > std::min(kMaxHeaderBytes, file.size() - kLengthBytes) ||
         file.text()[kLengthBytes] != '{')
         fail(Exit::data,
-             "%s is not a complete safetensors file: it has %zu bytes, claims a header of %llu and looks like %s",
-             file.path(), file.size(), static_cast<unsigned long long>(length),
-             describe_content(file.text().substr(0, 512), file.size()));
+             "%s is not a complete safetensors file: it has %zu bytes, claims a header of %lu and looks like %s",
+             file.path(), file.size(), length, describe_content(file.text().substr(0, 512), file.size()));
     return file.text().substr(kLengthBytes, length);
 }
 

@@ -133,6 +133,6 @@ void check_space(const std::string& run_dir, size_t bytes) {
     uint64_t available = free_bytes(place);
     uint64_t needed = uint64_t(kSpaceFactor * double(bytes));
     if (available < needed)
-        fail(Exit::io, "%s: a checkpoint of %zu bytes needs %llu bytes of free space, %llu available", place, bytes,
-             static_cast<unsigned long long>(needed), static_cast<unsigned long long>(available));
+        fail(Exit::io, "%s: a checkpoint of %zu bytes needs %lu bytes of free space, %lu available", place, bytes,
+             needed, available);
 }

@@ -65,8 +65,7 @@ struct Reader {
                  found.launcher);
         const std::optional<int64_t> value = number_of<int64_t>(text(name));
         if (!value || *value < low || *value > high)
-            fail(Exit::usage, "%s is \"%s\", expected a whole number from %lld to %lld", name, lookup(name),
-                 (long long)low, (long long)high);
+            fail(Exit::usage, "%s is \"%s\", expected a whole number from %ld to %ld", name, lookup(name), low, high);
         return Number(*value);
     }
 

@@ -44,9 +44,9 @@ TextReply compare(const std::vector<MonitoredRank>& ranks) {
 
 std::string RankStatus::text() const {
     std::string text = format("in phase %s", kPhaseNames[size_t(phase)]);
-    if (step >= 0) text += format(", step %lld", (long long)step);
+    if (step >= 0) text += format(", step %ld", step);
     if (collective == 0) return text + ", before its first collective";
-    return text + format(", last collective %llu (%s)", (unsigned long long)collective, collective_name.c_str());
+    return text + format(", last collective %lu (%s)", collective, collective_name.c_str());
 }
 
 std::string RankStatus::packed() const {
@@ -103,7 +103,7 @@ std::optional<EndOfRun> find_hang(const std::vector<MonitoredRank>& all, const C
     if (has_stages && last->status.waits < ahead->status.waits)
         sentence += "; others wait for a collective, and it does not";
     else if (number_of(*ahead) > number_of(*last))
-        sentence += format("; others have reached collective %llu (%s)", (unsigned long long)number_of(*ahead),
+        sentence += format("; others have reached collective %lu (%s)", number_of(*ahead),
                            ahead->status.collective_name.c_str());
     else if (ranks.size() > 1)
         sentence +=

@@ -123,11 +123,11 @@ struct Admission {
         const bool is_in_range = size_of_run == size && member.rank >= 0 && member.rank < size;
         const Member& known = peers[is_in_range ? size_t(member.rank) : 0].member;
         if (!is_in_range)
-            error = format("%s was started in a run of %lld ranks, rank 0 on %s in one of %d", member.text().c_str(),
-                           (long long)size_of_run, known.host.c_str(), size);
+            error = format("%s was started in a run of %ld ranks, rank 0 on %s in one of %d", member.text().c_str(),
+                           size_of_run, known.host.c_str(), size);
         else if (!is_missing(known))
-            error = format("two processes were started as rank %d: pid %lld on %s and pid %lld on %s", member.rank,
-                           (long long)known.pid, known.host.c_str(), (long long)member.pid, member.host.c_str());
+            error = format("two processes were started as rank %d: pid %ld on %s and pid %ld on %s", member.rank,
+                           known.pid, known.host.c_str(), member.pid, member.host.c_str());
         if (!error.empty()) {
             connection.send(MessageKind::leave, pack(Exit::config, error));
             refuse_all(Exit::config, error);
@@ -339,9 +339,7 @@ bool is_same_secret(std::string_view a, std::string_view b) {
     return a.size() == b.size() && ::sodium_memcmp(a.data(), b.data(), a.size()) == 0;
 }
 
-std::string Member::text() const {
-    return format("rank %d%s on %s (pid %lld)", rank, place.c_str(), host.c_str(), (long long)pid);
-}
+std::string Member::text() const { return format("rank %d%s on %s (pid %ld)", rank, place.c_str(), host.c_str(), pid); }
 
 Member this_member(int rank) { return {rank, host_name(), ::getpid(), {}}; }
 
