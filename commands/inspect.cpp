@@ -87,7 +87,7 @@ void inspect_dataset(const std::string& directory, const DatasetRecord& record) 
     if (digest != record.tokenizer_digest)
         reject_file(path, "its digest is %s, but dataset.json records \"%s\"", digest, record.tokenizer_digest);
     print_line(format("%s: data set, tokenizer %s with %zu tokens%s%s", directory.c_str(),
-                      record.tokenizer_kind.c_str(), size_t(record.vocab_size), digest.empty() ? "" : ", xxh3 ",
+                      record.tokenizer_kind.c_str(), record.vocab_size, digest.empty() ? "" : ", xxh3 ",
                       digest.c_str()));
     for (const DatasetRecord::Split& split : record.splits) inspect_split(directory, split, record.vocab_size);
 }

@@ -58,7 +58,7 @@ static Json make_plan(const PrepareOptions& o, const std::vector<std::string>& f
 
 // "1 shard", "2 shards"
 static std::string counted(uint64_t count, const char* noun) {
-    return format("%zu %s%s", size_t(count), noun, count == 1 ? "" : "s");
+    return format("%zu %s%s", count, noun, count == 1 ? "" : "s");
 }
 
 namespace {
@@ -151,7 +151,7 @@ void Preparation::find_splits() {
         fail(Exit::data,
              "prepare: the %zu bytes of input cannot be split at a line or record into a train split and a validation "
              "split of %g; add text, or pass --val-fraction 0 for no validation split",
-             size_t(input_.size()), options_.val_fraction);
+             input_.size(), options_.val_fraction);
     std::vector<uint64_t> sizes;
     for (const TextSource& source : input_.sources()) sizes.push_back(source.size);
     const bool can_differ = options_.tokenizer == "bpe" && options_.bpe_dropout != 0.0;
@@ -300,8 +300,8 @@ void Preparation::write_split(const Split& split, const Tokenizer& tokenizer) {
     const PrepareSummary::Split counts = summary_of(record);
     const std::string copies =
         split.copies > 1 ? format(", %d copies with BPE-dropout %g", split.copies, split.bpe_dropout) : "";
-    line_(format("%s%s: %zu bytes of text in %s, %zu tokens in %s", split.name, copies.c_str(),
-                 size_t(counts.text_bytes), counted(counts.documents, "document").c_str(), size_t(counts.tokens),
+    line_(format("%s%s: %zu bytes of text in %s, %zu tokens in %s", split.name, copies.c_str(), counts.text_bytes,
+                 counted(counts.documents, "document").c_str(), counts.tokens,
                  counted(record["shards"].size(), "shard").c_str()));
 }
 
@@ -367,7 +367,7 @@ PrepareSummary convert_tokens(const PrepareOptions& o, const std::vector<std::st
     }
     std::ranges::stable_partition(files, [&](const MappedFile& file) { return !is_val(file); });
     if (train_end == all) train_end = uint64_t(std::floor((1 - o.val_fraction) * double(all)));
-    if (train_end == 0) fail(Exit::data, "prepare: the train split is empty: the input has %zu tokens", size_t(all));
+    if (train_end == 0) fail(Exit::data, "prepare: the train split is empty: the input has %zu tokens", all);
     auto write = [&](const char* name, uint64_t begin, uint64_t end) {
         if (begin == end) return;
         PrepareSummary::Split counts;
@@ -388,7 +388,7 @@ PrepareSummary convert_tokens(const PrepareOptions& o, const std::vector<std::st
         }
         writer.finish();
         splits[name] = split_record(writer, counts);
-        line(format("%s: %zu tokens in %s", name, size_t(writer.token_count()),
+        line(format("%s: %zu tokens in %s", name, writer.token_count(),
                     counted(writer.names().size(), "shard").c_str()));
     };
     write("train", 0, train_end);

@@ -23,8 +23,8 @@ uint64_t append_raw_tokens(const MappedFile& file, uint64_t begin, uint64_t end,
             uint16_t id;
             std::memcpy(&id, file.data() + 2 * (begin + i), 2);
             if (id >= vocab_size)
-                reject_file(file.path(), "token %zu is %d, but the vocabulary has %d tokens", size_t(begin + i),
-                            int(id), vocab_size);
+                reject_file(file.path(), "token %zu is %d, but the vocabulary has %d tokens", begin + i, id,
+                            vocab_size);
             ids[i] = id;
         }
         documents += uint64_t(std::ranges::count(ids, eot));

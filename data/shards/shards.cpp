@@ -29,8 +29,7 @@ std::vector<std::string> find_shards(const std::string& pattern, const std::stri
         const std::string script = data_directory("get.sh");
         const bool is_public = std::ranges::find(kPublicDatasets, name) != std::end(kPublicDatasets);
         if (error.code != Exit::no_input || !is_public || !file_exists(script)) throw;
-        fail(Exit::no_input, "%s; to download the data set, run %s %s", std::string(error.what()), command_path(script),
-             name);
+        fail(Exit::no_input, "%s; to download the data set, run %s %s", error.what(), command_path(script), name);
     }
 }
 

@@ -266,7 +266,7 @@ void ParquetColumn::open_data_page(const PageHeader& header, std::string_view co
     BoundedBytes bytes(content, file_.path(), "a Parquet page");
     if (header.value_count < 0 || uint64_t(header.value_count) > chunk.value_count - chunk_values_)
         bytes.reject("states %ld values, but its column chunk has %zu left", header.value_count,
-                     size_t(chunk.value_count - chunk_values_));
+                     chunk.value_count - chunk_values_);
     page_values_ = size_t(header.value_count);
     chunk_values_ += page_values_;
     value_ = index_ = 0;

@@ -16,8 +16,7 @@ public:
 
     std::string_view rest() const { return rest_; }
     std::string_view take(uint64_t count) {
-        if (count > rest_.size())
-            reject("ends too early: needs %zu bytes, but only %zu are left", size_t(count), rest_.size());
+        if (count > rest_.size()) reject("ends too early: needs %zu bytes, but only %zu are left", count, rest_.size());
         const std::string_view taken = rest_.substr(0, count);
         rest_.remove_prefix(count);
         return taken;
@@ -71,7 +70,7 @@ public:
         const uint8_t header = bytes_.byte();
         const uint64_t count = header >> 4 == 15 ? bytes_.varint() : header >> 4;
         // Each element has at least one byte.
-        if (count > bytes_.rest().size()) bytes_.reject("has a list of %zu elements in too few bytes", size_t(count));
+        if (count > bytes_.rest().size()) bytes_.reject("has a list of %zu elements in too few bytes", count);
         for (uint64_t i = 0; i < count; i++) element(Type(header & 15));
         return true;
     }

@@ -247,8 +247,7 @@ std::optional<Checkpoint> find_newest_valid(const std::string& run_dir, const Re
         report(format("checkpoint of step %ld is set aside as %s: %s", step, aside.c_str(), reason.c_str()));
     }
     if (unreadable)
-        fail(unreadable->code, "%s: no checkpoint can be read: %s", checkpoints_directory(run_dir),
-             std::string(unreadable->what()));
+        fail(unreadable->code, "%s: no checkpoint can be read: %s", checkpoints_directory(run_dir), unreadable->what());
     return {};
 }
 

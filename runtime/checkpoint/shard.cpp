@@ -46,7 +46,7 @@ static void read_back(const std::string& directory, const ShardFile& shard) {
         verify_shard(file, shard);
     } catch (const Error& error) {
         if (error.code != Exit::data) throw;
-        fail(Exit::io, "the data read back differs from the data written: %s", std::string(error.what()));
+        fail(Exit::io, "the data read back differs from the data written: %s", error.what());
     }
 }
 

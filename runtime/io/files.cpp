@@ -330,7 +330,7 @@ std::vector<std::string> expand_glob(const std::string& pattern, const std::stri
         }
         std::erase_if(paths, [](const auto& path) { return type_of(path, false) == fs::file_type::not_found; });
     } catch (const Error& error) {
-        fail(error.code, "%s: %s", key, std::string(error.what()));
+        fail(error.code, "%s: %s", key, error.what());
     }
     if (paths.empty()) fail(Exit::no_input, "%s: no file matches \"%s\"", key, pattern);
     std::ranges::sort(paths);

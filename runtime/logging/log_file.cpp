@@ -48,7 +48,7 @@ void LogFile::sync_locked() {
         must_reopen_ = true;  // unless it succeeds
         file_.sync();
     } catch (const Error& error) {
-        fail(Exit::io, "%s", std::string(error.what()));
+        fail(Exit::io, "%s", error.what());
     }
     must_reopen_ = false;
     synced_ = file_.size();
