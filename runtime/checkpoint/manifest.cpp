@@ -12,6 +12,7 @@
 #include "runtime/checkpoint/train_state.h"
 #include "runtime/io/joined.h"
 #include "runtime/io/json.h"
+#include "runtime/io/reject_file.h"
 
 namespace {
 
@@ -91,17 +92,17 @@ void check_counts(const TrainState& state, const std::string& path) {
           {"state.loss_scale.total_skipped", progress.loss_scale.total_skipped},
           {"state.loss_scale.last_good_step", int64_t(progress.loss_scale.last_good_step)},
           {"state.best_validation.step", int64_t(progress.best.step)}})
-        if (count > state.step) fail(Exit::data, "%s: %s is %ld, but step is %d", path, key, count, state.step);
+        if (count > state.step) reject_file(path, "%s is %ld, but step is %d", key, count, state.step);
 }
 
 // Checks the number of digits only; their values are verified when the shard file is read.
 void check_digits(const ShardFile& shard, const std::string& path) {
     if (shard.xxh3_128.size() != kHashDigits)
-        fail(Exit::data, "%s: xxh3_128 must have %zu hexadecimal digits", path, kHashDigits);
+        reject_file(path, "xxh3_128 must have %zu hexadecimal digits", kHashDigits);
     const size_t blocks = shard.bytes / kBlockBytes + (shard.bytes % kBlockBytes != 0);
     if (shard.block_crc32cs.size() != blocks * kCrcDigits)
-        fail(Exit::data, "%s: crc32c_of_each_mib must have %zu x %zu hexadecimal digits, has %zu", path, blocks,
-             kCrcDigits, shard.block_crc32cs.size());
+        reject_file(path, "crc32c_of_each_mib must have %zu x %zu hexadecimal digits, has %zu", blocks, kCrcDigits,
+                    shard.block_crc32cs.size());
 }
 
 // A tensor and its pieces in the files.
@@ -129,50 +130,46 @@ void check_file_is_filled(const ShardFile& shard, Coverages& coverages, const st
         const NamedTensor& tensor = *found->second.tensor;
         const size_t element = size_of(tensor.values.dtype);
         if (!is_within(piece, tensor.shape))
-            fail(Exit::data, "%s: elements [%zu, %zu + %zu) of %stensor %s, which has %zu in shape %s", where,
-                 piece.first, piece.first, piece.count, box_text(piece.box), tensor.name, elements_of(tensor),
-                 shape_text(tensor.shape));
+            reject_file(where, "elements [%zu, %zu + %zu) of %stensor %s, which has %zu in shape %s", piece.first,
+                        piece.first, piece.count, box_text(piece.box), tensor.name, elements_of(tensor),
+                        shape_text(tensor.shape));
         const size_t bytes = piece.count * element;
         if (piece.file_offset != end || end % element != 0 || bytes > shard.bytes - end)
-            fail(Exit::data,
-                 "%s: the piece of tensor %s with %zu bytes is at offset %zu, must be at %zu, aligned to %zu bytes, "
-                 "and end by %zu",
-                 where, tensor.name, bytes, piece.file_offset, end, element, shard.bytes);
+            reject_file(where,
+                        "the piece of tensor %s with %zu bytes is at offset %zu, must be at %zu, aligned to %zu bytes, "
+                        "and end by %zu",
+                        tensor.name, bytes, piece.file_offset, end, element, shard.bytes);
         found->second.pieces.push_back(piece);
         end += bytes;
     }
-    if (end != shard.bytes) fail(Exit::data, "%s: pieces end at %zu of %zu bytes", where, end, shard.bytes);
+    if (end != shard.bytes) reject_file(where, "pieces end at %zu of %zu bytes", end, shard.bytes);
 }
 
 // Checks that the pieces of a tensor in all files cover every element exactly once.
 void check_tensor_is_whole(const Coverage& coverage, const std::string& path) {
     const NamedTensor& tensor = *coverage.tensor;
     if (const auto found = find_overlap(coverage.pieces, tensor.shape))
-        fail(Exit::data, "%s: tensor %s: two pieces have row %zu, column %zu", path, tensor.name, found->row,
-             found->col);
+        reject_file(path, "tensor %s: two pieces have row %zu, column %zu", tensor.name, found->row, found->col);
     size_t count = 0;
     for (const Piece& piece : coverage.pieces) count += piece.count;
     if (const size_t elements = elements_of(tensor); count != elements)
-        fail(Exit::data, "%s: tensor %s: its pieces have %zu of %zu elements", path, tensor.name, count, elements);
+        reject_file(path, "tensor %s: its pieces have %zu of %zu elements", tensor.name, count, elements);
 }
 
 void check_shards(const Manifest& manifest, const std::string& path) {
     if (manifest.shards.size() != size_t(manifest.world_size))
-        fail(Exit::data, "%s: world_size is %d, but %zu shards are listed", path, manifest.world_size,
-             manifest.shards.size());
+        reject_file(path, "world_size is %d, but %zu shards are listed", manifest.world_size, manifest.shards.size());
     Coverages coverages;
     for (const NamedTensor& tensor : manifest.tensors) {
         const std::string& name = tensor.name;
-        if (!is_name(name)) fail(Exit::data, "%s: %s is not a valid name", path, printed(name));
-        if (!fits(tensor)) fail(Exit::data, "%s: tensor %s has more bytes than fit into 63 bits", path, name);
-        if (!coverages.emplace(name, Coverage{&tensor}).second)
-            fail(Exit::data, "%s: tensor %s is listed twice", path, name);
+        if (!is_name(name)) reject_file(path, "%s is not a valid name", printed(name));
+        if (!fits(tensor)) reject_file(path, "tensor %s has more bytes than fit into 63 bits", name);
+        if (!coverages.emplace(name, Coverage{&tensor}).second) reject_file(path, "tensor %s is listed twice", name);
     }
     for (int rank = 0; rank < manifest.world_size; rank++) {
         const ShardFile& shard = manifest.shards[size_t(rank)];
         if (shard.name != shard_name(rank))
-            fail(Exit::data, "%s: the name of shard %d is %s, must be %s", path, rank, printed(shard.name),
-                 shard_name(rank));
+            reject_file(path, "the name of shard %d is %s, must be %s", rank, printed(shard.name), shard_name(rank));
         check_digits(shard, path + ": " + shard.name);
         check_file_is_filled(shard, coverages, path);
     }
@@ -232,7 +229,7 @@ Manifest manifest_from_text(std::string_view text, const std::string& path) {
     FieldReader field(json, path, ": ");
     std::string kind;
     field("format", kind);
-    if (kind != kFormat) fail(Exit::data, "%s: format is %s, must be \"%s\"", path, printed(kind), kFormat);
+    if (kind != kFormat) reject_file(path, "format is %s, must be \"%s\"", printed(kind), kFormat);
     int version = 0;
     field("version", version);
     const std::string mismatch =
