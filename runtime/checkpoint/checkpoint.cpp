@@ -60,48 +60,37 @@ void check_wanted(const NamedTensor& wanted, const NamedTensor& stored, bool con
             wanted.first, wanted.first, wanted.count, name, elements_of(stored));
 }
 
-// Elements of a requested tensor that are in a shard file: their bytes in the file and their destination on the device.
-struct Overlap {
-    size_t begin, end;  // offsets in the file
-    Dtype type;         // in the file
-    View to;
-};
-
-// Returns what a stored piece has of the requested tensor, in the order of the requested elements.
-std::vector<Overlap> overlaps_of(const NamedTensor& wanted, Dtype type, const Piece& stored) {
-    std::vector<Overlap> overlaps;
-    size_t begin = 0;  // of the wanted piece, among the wanted elements
-    for (const Piece& piece : pieces_of(wanted)) {
-        for_each_common_run(stored, piece, wanted.shape, [&](size_t from, size_t to, size_t count) {
-            const size_t offset = stored.file_offset + from * size_of(type);
-            overlaps.push_back({offset, offset + count * size_of(type), type, wanted.values.from(begin + to)});
-        });
-        begin += piece.count;
-    }
-    return overlaps;
-}
-
 // Copies parts of one shard file to the device block by block, converts weights to the type there, and verifies the
 // checksum of each block. Elements do not straddle blocks, because a file's tensors are aligned to their types.
 class VerifiedCopy {
 public:
     VerifiedCopy(const InputFile& file, const ShardFile& shard) : file_(file), shard_(shard) {}
 
-    void copy(const Overlap& part) {
-        for (size_t at = part.begin; at < part.end;) {
-            if (at < begin_ || at >= end_) read_block(at / kBlockBytes);
-            const size_t bytes = std::min(part.end, end_) - at;
-            copy_elements(part, at, bytes);
-            at += bytes;
+    // Copies what a piece of the file has of the requested tensor. `type` is the type of the stored elements.
+    void copy(const NamedTensor& wanted, Dtype type, const Piece& stored) {
+        size_t begin = 0;  // of the wanted piece, among the wanted elements
+        for (const Piece& piece : pieces_of(wanted)) {
+            for_each_common_run(stored, piece, wanted.shape, [&](size_t from, size_t to, size_t count) {
+                const size_t offset = stored.file_offset + from * size_of(type);
+                copy_run(offset, offset + count * size_of(type), type, wanted.values.from(begin + to));
+            });
+            begin += piece.count;
         }
     }
 
 private:
-    void copy_elements(const Overlap& part, size_t at, size_t bytes) const {
-        const std::byte* from = block_.data() + (at - begin_);
-        const View to = part.to.from((at - part.begin) / size_of(part.type));
-        if (part.type == to.dtype) return copy_to_device(to.data, from, bytes, Stream{});
-        const std::vector<float> values = host_floats({from, part.type}, bytes / size_of(part.type));
+    // Copies the elements at bytes [at, end) of the file.
+    void copy_run(size_t at, size_t end, Dtype type, View to) {
+        for (size_t count; at < end; at += count * size_of(type), to = to.from(count)) {
+            if (at < begin_ || at >= end_) read_block(at / kBlockBytes);
+            count = (std::min(end, end_) - at) / size_of(type);
+            copy_elements(to, {block_.data() + (at - begin_), type}, count);
+        }
+    }
+
+    static void copy_elements(View to, ConstView from, size_t count) {
+        if (from.dtype == to.dtype) return copy_to_device(to.data, from.data, count * size_of(to.dtype), Stream{});
+        const std::vector<float> values = host_floats(from, count);
         set_floats(to, values.data(), values.size());
     }
 
@@ -141,7 +130,7 @@ void Checkpoint::load(const std::vector<NamedTensor>& tensors, OtherTensors othe
             const auto tensor = wanted.find(piece.tensor);
             if (tensor == wanted.end()) continue;
             const Dtype type = stored[piece.tensor]->values.dtype;
-            for (const Overlap& part : overlaps_of(*tensor->second, type, piece)) source.copy(part);
+            source.copy(*tensor->second, type, piece);
         }
     }
 }

@@ -74,11 +74,12 @@ template <class Fields> static void describe(Fields& field, Manifest& manifest) 
 
 namespace {
 
-bool fits(const NamedTensor& tensor) {
+// Returns the bytes of the whole tensor; nothing if they do not fit into 63 bits.
+std::optional<size_t> bytes_if_few(const NamedTensor& tensor) {
     size_t bytes = size_of(tensor.values.dtype);
     for (size_t dim : tensor.shape)
-        if (__builtin_mul_overflow(bytes, dim, &bytes) || bytes > kMaxBytes) return false;
-    return true;
+        if (__builtin_mul_overflow(bytes, dim, &bytes) || bytes > kMaxBytes) return std::nullopt;
+    return bytes;
 }
 
 // Checks that no count of steps exceeds the number of steps done.
@@ -163,7 +164,7 @@ void check_shards(const Manifest& manifest, const std::string& path) {
     for (const NamedTensor& tensor : manifest.tensors) {
         const std::string& name = tensor.name;
         if (!is_name(name)) reject_file(path, "%s is not a valid name", printed(name));
-        if (!fits(tensor)) reject_file(path, "tensor %s has more bytes than fit into 63 bits", name);
+        if (!bytes_if_few(tensor)) reject_file(path, "tensor %s has more bytes than fit into 63 bits", name);
         if (!coverages.emplace(name, Coverage{&tensor}).second) reject_file(path, "tensor %s is listed twice", name);
     }
     for (int rank = 0; rank < manifest.world_size; rank++) {
@@ -180,14 +181,13 @@ void check_shards(const Manifest& manifest, const std::string& path) {
 
 bool Manifest::is_finite() const { return std::ranges::all_of(shards, &ShardFile::finite); }
 
-size_t elements_of(const NamedTensor& tensor) {
-    if (!fits(tensor)) fail(Exit::data, "tensor %s has more bytes than fit into 63 bits", tensor.name);
-    size_t elements = 1;
-    for (size_t dim : tensor.shape) elements *= dim;
-    return elements;
-}
+size_t elements_of(const NamedTensor& tensor) { return bytes_of(tensor) / size_of(tensor.values.dtype); }
 
-size_t bytes_of(const NamedTensor& tensor) { return elements_of(tensor) * size_of(tensor.values.dtype); }
+size_t bytes_of(const NamedTensor& tensor) {
+    const std::optional<size_t> bytes = bytes_if_few(tensor);
+    if (!bytes) fail(Exit::data, "tensor %s has more bytes than fit into 63 bits", tensor.name);
+    return *bytes;
+}
 
 bool is_name(const std::string& text) {
     return !text.empty() && std::ranges::none_of(text, [](unsigned char c) { return c < ' ' || c == 127; });
