@@ -44,7 +44,7 @@ struct BackgroundSave::Job {
         try {
             switch (stage) {
                 case Stage::open: save.make_temporary(); break;
-                case Stage::write: write_part(); break;
+                case Stage::write: save.write_part(rank, copy_part); break;
                 case Stage::commit: commit();
             }
             end(std::nullopt);
@@ -65,11 +65,8 @@ struct BackgroundSave::Job {
         end_ms = now_ms();
     }
 
-    void write_part() {
-        auto copy_part = [](std::byte* to, const NamedTensor& tensor, size_t first, size_t count) {
-            std::memcpy(to, tensor.values.from(first).data, count * size_of(tensor.values.dtype));
-        };
-        save.write_part(rank, copy_part);
+    static void copy_part(std::byte* to, const NamedTensor& tensor, size_t first, size_t count) {
+        std::memcpy(to, tensor.values.from(first).data, count * size_of(tensor.values.dtype));
     }
 
     void commit() {

@@ -13,12 +13,6 @@ constexpr double kSpaceFactor = 1.2;  // leaves space for the manifest, the log 
 
 std::string record_path(const std::string& directory, int rank) { return directory + "/" + shard_name(rank) + ".json"; }
 
-// tmp.STEP.RANDOM, the same on all ranks.
-std::string temporary_directory(const std::string& run_dir, int64_t step, const Comm& comm) {
-    const int drawn = all_reduce_max(comm.rank == 0 ? int(std::stoul(random_hex(4), nullptr, 16) >> 1) : 0, comm);
-    return format("%s/tmp.%08ld.%08x", checkpoints_directory(run_dir).c_str(), step, unsigned(drawn));
-}
-
 // Writes a rank's record of its shard file after a hash of the record, so that corruption on the way to rank 0 does not
 // get into the manifest.
 void write_record(const std::string& path, const ShardFile& shard) {
@@ -35,16 +29,6 @@ ShardFile read_record(const std::string& path) {
     if (content.substr(0, line) != xxh3_128(text))
         fail(Exit::io, "%s: the data read back differs from the data written", path);
     return shard_from_text(text, path);
-}
-
-std::vector<ShardFile> collect_records(const std::string& directory, int ranks) {
-    std::vector<ShardFile> shards;
-    for (int rank = 0; rank < ranks; rank++) {
-        std::string path = record_path(directory, rank);
-        shards.push_back(read_record(path));
-        remove_tree(path);
-    }
-    return shards;
 }
 
 // Runs this rank's part of a collective action. If it fails on one rank, it fails on all: with the original error on
@@ -65,7 +49,10 @@ void on_all_ranks(const Comm& comm, const char* action, const std::function<void
 
 CheckpointSave CheckpointSave::plan(const std::string& run_dir, const Comm& comm, const TrainState& info,
                                     const std::vector<NamedTensor>& tensors) {
-    return {run_dir, temporary_directory(run_dir, info.step, comm), {info, comm.size, tensors, {}}};
+    // tmp.STEP.RANDOM, the same on all ranks.
+    const int drawn = all_reduce_max(comm.rank == 0 ? int(std::stoul(random_hex(4), nullptr, 16) >> 1) : 0, comm);
+    const std::string name = format("/tmp.%08d.%08x", info.step, unsigned(drawn));
+    return {run_dir, checkpoints_directory(run_dir) + name, {info, comm.size, tensors, {}}};
 }
 
 size_t CheckpointSave::bytes() const {
@@ -89,7 +76,11 @@ void CheckpointSave::write_part(int rank, const CopyPart& copy_part) const {
 
 void CheckpointSave::commit() const {
     Manifest whole = manifest;
-    whole.shards = collect_records(temporary, manifest.world_size);
+    for (int rank = 0; rank < manifest.world_size; rank++) {
+        const std::string path = record_path(temporary, rank);
+        whole.shards.push_back(read_record(path));
+        remove_tree(path);
+    }
     whole.info.healthy &= whole.is_finite();
     write_manifest(whole, temporary);
     for (const int64_t step : committed_steps(run_dir))
