@@ -81,11 +81,7 @@ Json typed_value(const std::string& text, const Option& option) {
     const bool takes_text =
         option_value(option).is_string() || std::holds_alternative<DataParts*>(option.value);  // both: one pattern
     if (json.is_string() || json.is_array() || !(json.is_null() || takes_text)) return json;
-    try {
-        (void)Json(text).dump();
-    } catch (const Json::exception&) {
-        fail(Exit::config, "--set: %s must be valid UTF-8, is %s", option.key, printed(text));
-    }
+    if (valid_utf8(text) != text) fail(Exit::config, "--set: %s must be valid UTF-8, is %s", option.key, printed(text));
     return text;
 }
 
