@@ -24,8 +24,11 @@ bool is_text(const Json& json, bool may_be_empty) {
     return text.size() <= kLongestText && text.find('\0') == std::string::npos && (may_be_empty || !text.empty());
 }
 
+// allowed_value(json, allowed, target) returns `json` as a value of the target's type, or nothing if it has another
+// type or is not allowed.
+
 // Accepts one pattern or a list of patterns with weights.
-std::optional<DataParts> data_parts(const Json& json) {
+std::optional<DataParts> allowed_value(const Json& json, const Allowed&, const DataParts*) {
     if (is_text(json, false)) return DataParts{{json.get<std::string>()}};
     if (!json.is_array() || json.empty() || json.size() > kMaxListed) return std::nullopt;
     DataParts parts;
@@ -56,7 +59,7 @@ constexpr GroupKey kGroupKeys[] = {
 };
 
 // Accepts a list of objects with the key "tensors" and others of kGroupKeys.
-std::optional<TensorGroups> tensor_groups(const Json& json) {
+std::optional<TensorGroups> allowed_value(const Json& json, const Allowed&, const TensorGroups*) {
     if (!json.is_array() || json.size() > kMaxListed) return std::nullopt;
     TensorGroups groups;
     for (const Json& item : json) {
@@ -79,7 +82,7 @@ bool is_integer_in(const Json& json, double low, double high) {
 }
 
 // Accepts a list of objects with the keys "until_step" and allowed.ramped.
-std::optional<Ramp> ramp(const Json& json, const Allowed& allowed) {
+std::optional<Ramp> allowed_value(const Json& json, const Allowed& allowed, const Ramp*) {
     if (!json.is_array() || json.size() > kMaxListed) return std::nullopt;
     Ramp parts;
     for (const Json& part : json) {
@@ -92,7 +95,7 @@ std::optional<Ramp> ramp(const Json& json, const Allowed& allowed) {
     return parts;
 }
 
-std::optional<std::vector<int>> integers(const Json& json, const Allowed& allowed) {
+std::optional<std::vector<int>> allowed_value(const Json& json, const Allowed& allowed, const std::vector<int>*) {
     const auto is_allowed = [&](const Json& item) { return is_integer_in(item, allowed.low, allowed.high); };
     if (!json.is_array() || json.size() > kMaxListed || !std::ranges::all_of(json, is_allowed)) return std::nullopt;
     return json.get<std::vector<int>>();
@@ -111,20 +114,11 @@ Json json_of(const TensorGroups& groups) {
     return list;
 }
 
-// Returns `json` as a T, or nothing if it has another type or is not allowed.
-template <class T> std::optional<T> allowed_value(const Json& json, const Allowed& allowed) {
+template <class T> std::optional<T> allowed_value(const Json& json, const Allowed& allowed, const T*) {
     if constexpr (std::is_enum_v<T>) {
         if constexpr (std::is_same_v<T, AttentionBias>)  // Hugging Face's attention_bias is true or false
             if (json.is_boolean()) return json.get<bool>() ? AttentionBias::all : AttentionBias::none;
         return json.is_string() ? choice_named<T>(json.get<std::string>()) : std::nullopt;
-    } else if constexpr (std::is_same_v<T, DataParts>) {
-        return data_parts(json);
-    } else if constexpr (std::is_same_v<T, TensorGroups>) {
-        return tensor_groups(json);
-    } else if constexpr (std::is_same_v<T, Ramp>) {
-        return ramp(json, allowed);
-    } else if constexpr (std::is_same_v<T, std::vector<int>>) {
-        return integers(json, allowed);
     } else if constexpr (std::is_same_v<T, std::string>) {
         if (is_text(json, allowed.may_be_empty)) return json.get<T>();
     } else if constexpr (std::is_same_v<T, bool>) {
@@ -393,7 +387,7 @@ std::vector<Option> option_table(Config& config) {
 
 void assign_option(const Option& option, const Json& json, const std::string& origin) {
     auto assign = [&]<class T>(T* value) {
-        const std::optional<T> given = allowed_value<T>(json, option.allowed);
+        const std::optional<T> given = allowed_value(json, option.allowed, value);
         if (!given)
             fail(Exit::config, "%s: %s must be %s, is %s", origin, option.key, allowed_values(option), printed(json));
         *value = *given;
