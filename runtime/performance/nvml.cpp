@@ -40,31 +40,23 @@ struct GpuSensors::Functions {
     std::string error_text(int code) const { return error ? error(code) : format("code %d", code); }
 };
 
-GpuSensors::GpuSensors(const std::string& pci_bus_id, const std::string& library) {
-    if (pci_bus_id.empty()) return;
+std::string GpuSensors::open(const std::string& pci_bus_id, const std::string& library) {
+    if (pci_bus_id.empty()) return "";
     void* const handle = dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL);  // stays open until the process ends
-    if (!handle) {
-        problem_ = format("cannot load NVML: %s", dlerror());
-        return;
-    }
+    if (!handle) return format("cannot load NVML: %s", dlerror());
     const auto close = [](const Functions* functions) {
         if (functions->stop) functions->stop();
         delete functions;
     };
     const Functions functions{handle};
-    if (!functions.start || !functions.gpu) {
-        problem_ = library + " lacks NVML functions";
-        return;
-    }
-    if (const int code = functions.start(); code != kSuccess) {
-        problem_ = "cannot initialize NVML: " + functions.error_text(code);
-        return;
-    }
+    if (!functions.start || !functions.gpu) return library + " lacks NVML functions";
+    if (const int code = functions.start(); code != kSuccess)
+        return "cannot initialize NVML: " + functions.error_text(code);
     nvml_ = {new Functions(functions), close};
-    if (const int code = nvml_->gpu(pci_bus_id.c_str(), &gpu_); code != kSuccess) {
-        gpu_ = nullptr;
-        problem_ = format("NVML cannot find the GPU %s: %s", pci_bus_id.c_str(), nvml_->error_text(code).c_str());
-    }
+    const int code = nvml_->gpu(pci_bus_id.c_str(), &gpu_);
+    if (code == kSuccess) return "";
+    gpu_ = nullptr;
+    return format("NVML cannot find the GPU %s: %s", pci_bus_id.c_str(), nvml_->error_text(code).c_str());
 }
 
 const GpuReading& GpuSensors::read() {

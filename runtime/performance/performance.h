@@ -204,7 +204,8 @@ struct GpuReading {
 class GpuSensors {
 public:
     // `pci_bus_id` identifies the GPU: "0000:65:00.0"; empty: there is none. `library` is the file's name or path.
-    explicit GpuSensors(const std::string& pci_bus_id, const std::string& library = "libnvidia-ml.so.1");
+    explicit GpuSensors(const std::string& pci_bus_id, const std::string& library = "libnvidia-ml.so.1")
+        : problem_(open(pci_bus_id, library)) {}
 
     // Returns why the GPU's sensors cannot be read, as part of a sentence; empty if they can or there is no GPU.
     const std::string& problem() const { return problem_; }
@@ -214,6 +215,7 @@ public:
 
 private:
     struct Functions;
+    std::string open(const std::string& pci_bus_id, const std::string& library);  // returns the problem
     std::string throttle() const;
 
     std::shared_ptr<const Functions> nvml_;  // null: the library cannot be used
