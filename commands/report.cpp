@@ -29,11 +29,6 @@ void print_table(const std::vector<RunRecords>& runs) {
     }
 }
 
-void print_notes(const std::vector<RunRecords>& runs) {
-    for (const RunRecords& run : runs)
-        for (const std::string& note : run.notes) std::fprintf(stderr, "train_gpt: %s\n", printable_text(note).c_str());
-}
-
 void report(const Options& options) {
     if (!options.out.ends_with(".html")) fail(Exit::usage, "--out must end in .html, but is %s", options.out);
     std::vector<RunRecords> runs;
@@ -44,7 +39,8 @@ void report(const Options& options) {
         if (!file_exists(metrics)) fail(Exit::no_input, "%s is missing", metrics);
         if (run.table("train").steps.empty()) fail(Exit::data, "%s has no training steps", metrics);
     }
-    print_notes(runs);
+    for (const RunRecords& run : runs)
+        for (const std::string& note : run.notes) std::fprintf(stderr, "train_gpt: %s\n", printable_text(note).c_str());
     print_table(runs);
     if (options.text_only) return;
     const std::string page = report_page(runs);

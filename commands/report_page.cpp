@@ -39,29 +39,25 @@ using Values = std::vector<double>;
 
 constexpr size_t kMaxSamples = 100, kMaxSampleBytes = 8000, kMaxSkipped = 1000;
 
-Values finite(const Values* values) {
+// Returns the finite values, or a single NaN if there are none.
+Values known(const Values* values) {
     Values result;
     if (values) std::ranges::copy_if(*values, std::back_inserter(result), [](double v) { return std::isfinite(v); });
-    return result;
+    return result.empty() ? Values{NAN} : result;
 }
 
-// NaN if there is no finite value; the same for median() and sum().
-double last(const Values* values) {
-    const Values known = finite(values);
-    return known.empty() ? NAN : known.back();
-}
+double last(const Values* values) { return known(values).back(); }
 
 double median(const Values* values) {
-    Values known = finite(values);
-    if (known.empty()) return NAN;
-    const auto middle = known.begin() + ptrdiff_t(known.size() / 2);
-    std::ranges::nth_element(known, middle);
+    Values all = known(values);
+    const auto middle = all.begin() + ptrdiff_t(all.size() / 2);
+    std::ranges::nth_element(all, middle);
     return *middle;
 }
 
 double sum(const Values* values) {
-    const Values known = finite(values);
-    return known.empty() ? NAN : std::accumulate(known.begin(), known.end(), 0.0);
+    const Values all = known(values);
+    return std::accumulate(all.begin(), all.end(), 0.0);
 }
 
 std::optional<size_t> index_of_lowest(const Values* values) {
