@@ -74,6 +74,36 @@ std::optional<Config> with_layout(Config config, const ScalingInputs& layout) {
     return config;
 }
 
+// Adds the run to the machine's inputs: the grid, the work of all stages and the order of their passes.
+ScalingInputs scaling_inputs(const Config& config, const ScalingInputs& machine) {
+    ScalingInputs in = machine;
+    const Grid grid = grid_of(config, machine.gpus);
+    const std::vector<GptOptions> stages = options_of_stages(config, grid);
+    const GptOptions& run = stages[0];
+    in.tensor = grid.tensor, in.context = grid.context, in.pipeline = grid.pipeline;
+    in.zero_stage = config.parallel.zero_stage;
+    in.tokens_per_micro_step = double(run.batch) * run.seq_len;
+    in.micro_steps = micro_steps(config, grid.data, kMaxSteps);
+    in.param_wire_bytes = double(size_of(run.precision));
+    in.row_bytes = double(run.shape.n_embd) * double(size_of(run.precision));
+    // With biases and norms.
+    const std::vector<double> work = layer_work(run);
+    const double scale = flops_of_token(run, run.seq_len) / (6 * std::accumulate(work.begin(), work.end(), 0.0));
+    const std::vector<TensorLayout> layouts = lay_out_stages(run);
+    in.stages.clear();
+    for (const GptOptions& stage : stages) {
+        std::vector<PartWork>& parts = in.stages.emplace_back();
+        for (std::array<PassWork, 3> passes : work_of_parts(stage)) {
+            for (PassWork& pass : passes) pass.flops_per_token *= scale;
+            parts.push_back({passes, {}});
+        }
+        add_buckets(layouts[size_t(stage.pipeline.rank)], parts);
+    }
+    if (grid.pipeline > 1)
+        in.passes = schedule_passes(run.pipeline.schedule, grid.pipeline, run.pipeline.chunks, in.micro_steps);
+    return in;
+}
+
 // Adds the ZeRO stages of a layout.
 void add_zero_stages(const Config& config, const ScalingInputs& machine, std::vector<PlannedLayout>& layouts) {
     ScalingInputs in = scaling_inputs(config, machine);
@@ -104,35 +134,6 @@ std::string memory_text(const PlannedLayout& layout) {
 }
 
 }  // namespace
-
-ScalingInputs scaling_inputs(const Config& config, const ScalingInputs& machine) {
-    ScalingInputs in = machine;
-    const Grid grid = grid_of(config, machine.gpus);
-    const std::vector<GptOptions> stages = options_of_stages(config, grid);
-    const GptOptions& run = stages[0];
-    in.tensor = grid.tensor, in.context = grid.context, in.pipeline = grid.pipeline;
-    in.zero_stage = config.parallel.zero_stage;
-    in.tokens_per_micro_step = double(run.batch) * run.seq_len;
-    in.micro_steps = micro_steps(config, grid.data, kMaxSteps);
-    in.param_wire_bytes = double(size_of(run.precision));
-    in.row_bytes = double(run.shape.n_embd) * double(size_of(run.precision));
-    // With biases and norms.
-    const std::vector<double> work = layer_work(run);
-    const double scale = flops_of_token(run, run.seq_len) / (6 * std::accumulate(work.begin(), work.end(), 0.0));
-    const std::vector<TensorLayout> layouts = lay_out_stages(run);
-    in.stages.clear();
-    for (const GptOptions& stage : stages) {
-        std::vector<PartWork>& parts = in.stages.emplace_back();
-        for (std::array<PassWork, 3> passes : work_of_parts(stage)) {
-            for (PassWork& pass : passes) pass.flops_per_token *= scale;
-            parts.push_back({passes, {}});
-        }
-        add_buckets(layouts[size_t(stage.pipeline.rank)], parts);
-    }
-    if (grid.pipeline > 1)
-        in.passes = schedule_passes(run.pipeline.schedule, grid.pipeline, run.pipeline.chunks, in.micro_steps);
-    return in;
-}
 
 bool fits(double memory_bytes, const GpuModel& gpu) {
     constexpr double kUsable = 0.94;  // the rest: driver and ECC, see GpuModel

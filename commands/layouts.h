@@ -19,9 +19,6 @@ struct PlannedLayout {
 // Returns the options of a rank of each stage of the pipeline.
 std::vector<GptOptions> options_of_stages(const Config& config, const Grid& grid);
 
-// Adds the run to the machine's inputs: the grid, the work of all stages and the order of their passes.
-ScalingInputs scaling_inputs(const Config& config, const ScalingInputs& machine);
-
 // Returns the layouts of machine.gpus ranks that check_config() and gpt_options() accept: those that fit into the GPU's
 // memory, the fastest first and, if 0.1 % decide, the fewest ranks that divide layers or sequences and the lowest ZeRO
 // stage; then those that do not, the smallest first. Ranks that divide sequences are on one node
