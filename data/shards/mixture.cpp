@@ -1,6 +1,5 @@
 #include "data/shards/mixture.h"
 
-#include <algorithm>
 #include <cmath>
 #include <numeric>
 

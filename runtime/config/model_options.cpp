@@ -1,6 +1,4 @@
 // Section "model": options, aliases, family defaults and consistency checks.
-#include <algorithm>
-
 #include "kernels/base/choices.h"
 #include "kernels/base/dropout.h"
 #include "model/shape.h"
