@@ -1,7 +1,6 @@
 // main(): the training recipe. Other commands are in commands/.
 #include "commands/command_line.h"
 #include "commands/layouts.h"
-#include "commands/supervision.h"
 #include "data/evaluation/questions.h"
 #include "data/shards/dataset.h"
 #include "kernels/base/batch.h"

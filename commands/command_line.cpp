@@ -61,10 +61,6 @@ template <class Number> CLI::Validator number_in(const std::string& range, Numbe
     return CLI::Validator(check, "");
 }
 
-CLI::Validator integers_in(uint64_t low, uint64_t high) {
-    return number_in(format("an integer in [%zu, %zu]", low, high), low, high);
-}
-
 void add_training(CLI::App& app, CommandLine& line) {
     app.add_option("CONFIG", line.config, "JSON configuration of the run; --help-config lists the keys");
     add_overrides(Command(app), line.overrides);
@@ -79,8 +75,8 @@ void add_training(CLI::App& app, CommandLine& line) {
     auto resume_step = [&line](int64_t step) { line.start.mode = StartMode::resume, line.start.step = step; };
     auto* at_step = app.add_option_function<int64_t>("--resume-step", resume_step,
                                                      "continue from the checkpoint of this step; later ones are moved "
-                                                     "aside")
-                        ->check(integers_in(0, kMaxSteps));
+                                                     "aside");
+    Argument(at_step).integer_in(0, kMaxSteps);
     resume->excludes(automatic)->excludes(fresh);
     automatic->excludes(fresh);
     at_step->excludes(automatic)->excludes(fresh);
@@ -207,7 +203,7 @@ const Argument& Argument::check(const std::function<std::string(const std::strin
 }
 
 const Argument& Argument::integer_in(uint64_t low, uint64_t high) const {
-    return option_->check(integers_in(low, high)), *this;
+    return option_->check(number_in(format("an integer in [%zu, %zu]", low, high), low, high)), *this;
 }
 
 const Argument& Argument::finite_in(double low, double high) const {

@@ -4,6 +4,7 @@
 #include <functional>
 #include <variant>
 
+#include "kernels/base/check.h"
 #include "runtime/checkpoint/checkpoint.h"
 #include "runtime/cluster/cluster.h"
 #include "training/models/model_io.h"
@@ -40,6 +41,13 @@ std::vector<std::string> arguments_of_run(const std::vector<std::string>& argume
 
 // Replaces all start flags (--resume, --auto, --fresh, --resume-step) by `flag`.
 std::vector<std::string> with_start(const std::vector<std::string>& arguments, const std::string& flag);
+
+// `train_gpt --supervise CONFIG.json`: starts the training run that the program's arguments describe and restarts it
+// after failures, see supervise(). The first start uses the user's flags, and so do restarts until the run has opened
+// run.dir. Later restarts use --resume if the run has saved a checkpoint or the user gave --resume, else --auto.
+// Returns the last exit code. Fails with Exit::usage if a launcher has started this process as one of several ranks,
+// and as load_config() does.
+Exit supervise_training(const CommandLine& line, const std::vector<std::string>& arguments);
 
 // ---- for the files of the commands ----------------------------------------------------------------------------------
 
@@ -97,9 +105,6 @@ void add_inspect(CLI::App& app);
 void add_import(CLI::App& app);
 void add_export(CLI::App& app);
 void add_report(CLI::App& app);
-
-// Help for an argument that open_checkpoint() takes.
-inline constexpr const char* kCheckpointHelp = "run directory or RUN/checkpoints/step_N";
 
 // Help for an argument that ModelSource takes.
 inline constexpr const char* kModelHelp =

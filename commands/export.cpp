@@ -109,7 +109,7 @@ void add_export(CLI::App& app) {
     auto options = std::make_shared<Options>();
     const Command command(app, "export", "write a model for transformers");
     command.add("--hf", &options->as_huggingface, "as a Hugging Face directory").required();
-    command.add("CHECKPOINT", &options->checkpoint, kCheckpointHelp).required();
+    command.add("CHECKPOINT", &options->checkpoint, "run directory or RUN/checkpoints/step_N").required();
     command.add("OUT", &options->directory, "new or empty directory").required();
     command.add("--dtype", &options->dtype, "fp32 (exact, the default), bf16 or fp16")
         .one_of({name_of(Dtype::fp32), name_of(Dtype::bf16), name_of(Dtype::fp16)});

@@ -1,7 +1,8 @@
-#include "commands/supervision.h"
+#include "commands/command_line.h"
 
 #include <sys/stat.h>
 
+#include "kernels/base/check.h"
 #include "runtime/checkpoint/checkpoint.h"
 #include "runtime/cluster/cluster.h"
 #include "runtime/config/config.h"
