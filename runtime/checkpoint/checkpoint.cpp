@@ -17,9 +17,7 @@ constexpr size_t kMaxCommitBytes = 128;
 std::string manifest_path(const std::string& directory) { return directory + "/MANIFEST.json"; }
 std::string commit_path(const std::string& directory) { return directory + "/COMMIT"; }
 
-std::string commit_line(std::string_view manifest) {
-    return format("%zu %s\n", manifest.size(), xxh3_128(manifest).c_str());
-}
+std::string commit_line(std::string_view text) { return format("%zu %s\n", text.size(), xxh3_128(text).c_str()); }
 
 std::string step_name(int64_t step) { return format("step_%08ld", step); }
 
@@ -49,15 +47,14 @@ bool is_of_weights(Dtype type) { return type == Dtype::fp32 || type == Dtype::bf
 // Fails unless the requested tensor has the stored shape and type, or a type of weights, if `converts`. Requires that
 // its part lies within the tensor.
 void check_wanted(const NamedTensor& wanted, const NamedTensor& stored, bool converts, const std::string& directory) {
-    const char* name = stored.name.c_str();
     const bool fits = converts && is_of_weights(wanted.values.dtype) && is_of_weights(stored.values.dtype);
     if (wanted.shape != stored.shape || (wanted.values.dtype != stored.values.dtype && !fits))
-        fail(Exit::data, "%s: tensor %s is %s, must be %s", directory, name, type_and_shape(stored),
+        fail(Exit::data, "%s: tensor %s is %s, must be %s", directory, stored.name, type_and_shape(stored),
              type_and_shape(wanted));
     size_t count = 0;
     for (const Piece& piece : pieces_of(wanted)) count += is_within(piece, stored.shape) ? piece.count : 0;
     require(count == wanted.count, "%s: elements [%zu, %zu + %zu) of tensor %s requested, it has %zu", directory,
-            wanted.first, wanted.first, wanted.count, name, elements_of(stored));
+            wanted.first, wanted.first, wanted.count, stored.name, elements_of(stored));
 }
 
 // Copies parts of one shard file to the device block by block, converts weights to the type there, and verifies the
@@ -116,9 +113,8 @@ void Checkpoint::load(const std::vector<NamedTensor>& tensors, OtherTensors othe
     std::map<std::string_view, const NamedTensor*> stored, wanted;
     for (const NamedTensor& tensor : manifest_.tensors) stored[tensor.name] = &tensor;
     for (const NamedTensor& tensor : tensors) {
-        const char* name = tensor.name.c_str();
-        require(wanted.emplace(tensor.name, &tensor).second, "tensor %s is requested twice", name);
-        if (!stored.contains(tensor.name)) fail(Exit::data, "%s has no tensor %s", directory_, name);
+        require(wanted.emplace(tensor.name, &tensor).second, "tensor %s is requested twice", tensor.name);
+        if (!stored.contains(tensor.name)) fail(Exit::data, "%s has no tensor %s", directory_, tensor.name);
         check_wanted(tensor, *stored[tensor.name], others == OtherTensors::ignore, directory_);
     }
     for (const auto& [name, tensor] : stored)
