@@ -86,12 +86,11 @@ public:
     }
 
     bool end_object() {
-        const size_t first = open_.back().first_member;
-        auto& members = open_.back().value.get_ref<Json::object_t&>();
-        members.reserve(members_.size() - first);
-        for (size_t i = first; i < members_.size(); i++)
-            members.Json::object_t::Container::emplace_back(std::move(members_[i].key), std::move(members_[i].value));
-        members_.resize(first);
+        const auto first = members_.begin() + ptrdiff_t(open_.back().first_member);
+        Json::object_t::Container& members = open_.back().value.get_ref<Json::object_t&>();
+        members.reserve(size_t(members_.end() - first));
+        std::move(first, members_.end(), std::back_inserter(members));
+        members_.erase(first, members_.end());
         return close();
     }
     bool end_array() { return close(); }
@@ -108,10 +107,6 @@ public:
     }
 
 private:
-    struct Member {
-        std::string key;
-        Json value;
-    };
     struct OpenValue {
         Json value;
         std::string key;  // of the value, in an object
@@ -154,7 +149,7 @@ private:
         else if (Json& parent = open_.back().value; parent.is_array())
             parent.emplace_back(std::move(value));
         else
-            members_.push_back({std::move(key), std::move(value)});
+            members_.emplace_back(std::move(key), std::move(value));
         return true;
     }
 
@@ -165,9 +160,9 @@ private:
     const char* reached_;
     size_t values_ = 0;
     Json root_;
-    std::string key_;              // of the next value
-    std::vector<OpenValue> open_;  // nested, the outermost first
-    std::vector<Member> members_;  // of all open objects
+    std::string key_;                                    // of the next value
+    std::vector<OpenValue> open_;                        // nested, the outermost first
+    std::vector<std::pair<std::string, Json>> members_;  // of all open objects
 };
 
 }  // namespace
