@@ -78,15 +78,12 @@ void on_unreadable_page(int signal, siginfo_t* info, void*) {
     std::signal(signal, SIG_DFL);
 }
 
-void handle_unreadable_pages() {
-    static std::once_flag once;
-    std::call_once(once, [] {
-        mappings();
-        struct sigaction action {};
-        action.sa_sigaction = on_unreadable_page;
-        action.sa_flags = SA_SIGINFO;
-        ::sigaction(SIGBUS, &action, nullptr);
-    });
+bool handle_unreadable_pages() {
+    mappings();
+    struct sigaction action {};
+    action.sa_sigaction = on_unreadable_page;
+    action.sa_flags = SA_SIGINFO;
+    return ::sigaction(SIGBUS, &action, nullptr) == 0;
 }
 
 }  // namespace
@@ -94,8 +91,8 @@ void handle_unreadable_pages() {
 MappedFile::MappedFile(const std::string& path) : path_(path) {
     const InputFile file(path);
     const size_t size = size_ = file.size();
-    if (size == 0) return;  // mmap fails for an empty file
-    handle_unreadable_pages();
+    if (size == 0) return;                                                       // mmap fails for an empty file
+    [[maybe_unused]] static const bool are_handled = handle_unreadable_pages();  // once
     void* memory = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, *file.descriptor_, 0);
     if (memory == MAP_FAILED)
         fail(errno == ENOMEM ? Exit::os : Exit::io, "cannot map %s: %s", path, std::strerror(errno));
