@@ -10,13 +10,9 @@ namespace {
 // Limits above what any version writes; a file with more is not metrics.jsonl.
 constexpr size_t kMaxKinds = 32, kMaxColumns = 128;
 
-void drop_from_step(RecordTable& table, double step) {
+void add_row(RecordTable& table, double step, const std::map<std::string, double>& numbers) {
     while (!table.steps.empty() && table.steps.back() >= step) table.steps.pop_back();
     for (auto& [name, values] : table.columns) values.resize(table.steps.size());
-}
-
-void add_row(RecordTable& table, double step, const std::map<std::string, double>& numbers) {
-    drop_from_step(table, step);
     for (const auto& [name, value] : numbers) {
         if (name == "step") continue;
         if (!table.columns.contains(name) && table.columns.size() == kMaxColumns) continue;

@@ -83,9 +83,7 @@ void OutDirectory::save_progress(const Json& progress) {
     write_file_atomically(unfinished("progress.json"), progress.dump(2, ' ', true));
 }
 
-void OutDirectory::remove_other_shards(const std::vector<std::string>& names) const {
-    remove_shards(unfinished_, names);
-}
+void OutDirectory::remove_other_shards(const std::vector<std::string>& kept) const { remove_shards(unfinished_, kept); }
 
 void OutDirectory::move_into_place(const std::string& dataset, const std::vector<std::string>& shards) {
     write_file_atomically(unfinished_ + kDatasetFile, dataset);

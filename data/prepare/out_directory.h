@@ -35,8 +35,8 @@ public:
     // interruption.
     void move_into_place(const std::string& dataset, const std::vector<std::string>& shards);
 
-    // Removes the shards in the unfinished folder that are not in `names`.
-    void remove_other_shards(const std::vector<std::string>& names) const;
+    // Removes the shards in the unfinished folder that are not in `kept`.
+    void remove_other_shards(const std::vector<std::string>& kept) const;
 
 private:
     void check_content(bool force) const;

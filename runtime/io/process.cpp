@@ -132,13 +132,11 @@ std::string host_name() {
     return name;
 }
 
-double unix_time() {
-    return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
-}
+namespace chrono = std::chrono;
 
-double now_ms() {
-    return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
+double unix_time() { return chrono::duration<double>(chrono::system_clock::now().time_since_epoch()).count(); }
+
+double now_ms() { return chrono::duration<double, std::milli>(chrono::steady_clock::now().time_since_epoch()).count(); }
 
 size_t resident_bytes() {
     size_t all_pages = 0, resident_pages = 0;
