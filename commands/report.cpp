@@ -19,8 +19,7 @@ void print_table(const std::vector<RunRecords>& runs) {
     for (const RunRecords& run : runs) {
         const std::map<std::string, double> summary = summary_of(run);
         auto text = [&](const char* pattern, const char* key) {
-            const auto value = summary.find(key);
-            return value == summary.end() ? std::string("-") : format(pattern, value->second);
+            return summary.contains(key) ? format(pattern, summary.at(key)) : "-";
         };
         std::printf("%-32s %8s %10s %10s %10s %8s %12s %8s\n", run.dir.c_str(), text("%.0f", "step").c_str(),
                     text("%.4f", "loss").c_str(), text("%.4f", "val_loss").c_str(),

@@ -27,8 +27,7 @@ void add_row(RecordTable& table, double step, const std::map<std::string, double
 }  // namespace
 
 const std::vector<double>* RecordTable::column(const std::string& name) const {
-    const auto found = columns.find(name);
-    return found == columns.end() ? nullptr : &found->second;
+    return columns.contains(name) ? &columns.at(name) : nullptr;
 }
 
 RunRecords::RunRecords(std::string run_dir) : dir(std::move(run_dir)) {
@@ -39,8 +38,7 @@ RunRecords::RunRecords(std::string run_dir) : dir(std::move(run_dir)) {
 
 const RecordTable& RunRecords::table(const std::string& kind) const {
     static const RecordTable none;
-    const auto found = tables.find(kind);
-    return found == tables.end() ? none : found->second;
+    return tables.contains(kind) ? tables.at(kind) : none;
 }
 
 void RunRecords::read_lines(const std::string& path, bool (RunRecords::*add)(std::string_view)) {

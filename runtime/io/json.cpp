@@ -194,15 +194,9 @@ JsonRecord parse_record(std::string_view text) {
     return record;
 }
 
-double JsonRecord::number(const std::string& key) const {
-    const auto found = numbers.find(key);
-    return found == numbers.end() ? NAN : found->second;
-}
+double JsonRecord::number(const std::string& key) const { return numbers.contains(key) ? numbers.at(key) : NAN; }
 
-std::string JsonRecord::text(const std::string& key) const {
-    const auto found = texts.find(key);
-    return found == texts.end() ? "" : found->second;
-}
+std::string JsonRecord::text(const std::string& key) const { return texts.contains(key) ? texts.at(key) : ""; }
 
 std::string printed(const Json& value) {
     constexpr size_t kLongest = 60;
