@@ -176,13 +176,11 @@ std::string configured_end(const std::string& tokenizer_path) {
 
 Tokenizer from_tokenizer_json(Json file, std::string_view text, const std::string& path, const std::string& end) {
     TextRules rules = read_text_rules(file, text, path);
-    const auto is_special = [&](const std::string& name) {
-        return std::ranges::any_of(rules.added,
-                                   [&](const AddedToken& token) { return token.is_special && token.text == name; });
-    };
     rules.chosen_end = end.empty() ? configured_end(path) : end;
-    if (!is_special(rules.chosen_end) && end.empty()) rules.chosen_end.clear();
-    if (!end.empty() && !is_special(end)) reject_file(path, "--end-of-text: no special token is called %s", end);
+    const bool is_special = std::ranges::any_of(
+        rules.added, [&](const AddedToken& token) { return token.is_special && token.text == rules.chosen_end; });
+    if (!is_special && !end.empty()) reject_file(path, "--end-of-text: no special token is called %s", end);
+    if (!is_special) rules.chosen_end.clear();
     if (!find(file, "/model/vocab").is_object()) reject_file(path, "/model/vocab must be an object");
     if (!find(file, "/model/merges").is_array()) reject_file(path, "/model/merges must be an array");
     TokenizerBuilder builder(path, std::move(rules));

@@ -29,10 +29,7 @@ public:
         check("/model/ignore_merges", {nullptr, "", false, true});
         check("/model/byte_fallback", {nullptr, "", false, true});
         rules_.whole_words_first = find(json_, "/model/ignore_merges") == true;
-        if (find(json_, "/model/byte_fallback") == true)
-            read_sentencepiece();
-        else
-            read_byte_level();
+        find(json_, "/model/byte_fallback") == true ? read_sentencepiece() : read_byte_level();
         read_post_processor("/post_processor");
         read_added_tokens();
         return std::move(rules_);
