@@ -4,7 +4,6 @@
 #include <filesystem>
 #include <map>
 
-#include "kernels/device.h"
 #include "runtime/checkpoint/shard.h"
 #include "runtime/io/digest.h"
 #include "runtime/io/joined.h"
@@ -123,10 +122,9 @@ void Checkpoint::load(const std::vector<NamedTensor>& tensors, OtherTensors othe
     for (size_t i = 0; i < files_.size(); i++) {
         VerifiedCopy source(files_[i], manifest_.shards[i]);
         for (const Piece& piece : manifest_.shards[i].pieces) {
-            const auto tensor = wanted.find(piece.tensor);
-            if (tensor == wanted.end()) continue;
+            if (!wanted.contains(piece.tensor)) continue;
             const Dtype type = stored[piece.tensor]->values.dtype;
-            source.copy(*tensor->second, type, piece);
+            source.copy(*wanted[piece.tensor], type, piece);
         }
     }
 }

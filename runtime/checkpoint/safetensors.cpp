@@ -6,7 +6,6 @@
 #include <filesystem>
 #include <set>
 
-#include "runtime/checkpoint/boxes.h"
 #include "runtime/checkpoint/fields.h"
 #include "runtime/checkpoint/manifest.h"
 #include "runtime/io/json.h"
@@ -45,10 +44,9 @@ Entry parse_record(const std::string& name, const Json& json, std::string_view d
         {"BOOL", 1}, {"U8", 1},  {"I8", 1},  {"F8_E5M2", 1}, {"F8_E4M3", 1}, {"F8_E8M0", 1},
         {"I16", 2},  {"U16", 2}, {"F16", 2}, {"BF16", 2},    {"I32", 4},     {"U32", 4},
         {"F32", 4},  {"F64", 8}, {"I64", 8}, {"U64", 8},     {"C64", 8}};
-    const auto element_bytes = kElementBytes.find(dtype);
-    if (element_bytes == kElementBytes.end()) fail(Exit::data, "%s: unknown dtype %s", where, printed(dtype));
+    if (!kElementBytes.contains(dtype)) fail(Exit::data, "%s: unknown dtype %s", where, printed(dtype));
     if (offsets.size() != 2) fail(Exit::data, "%s: data_offsets must be two numbers", where);
-    size_t bytes = element_bytes->second;
+    size_t bytes = kElementBytes.at(dtype);
     for (size_t dim : shape)
         if (__builtin_mul_overflow(bytes, dim, &bytes))
             fail(Exit::data, "%s: shape %s overflows 64 bits", where, shape_text(shape));
@@ -123,13 +121,9 @@ std::string file_at(const std::string& path) {
 }
 
 const char* type_name(Dtype type) {
-    switch (type) {
-        case Dtype::fp32: return "F32";
-        case Dtype::bf16: return "BF16";
-        case Dtype::fp16: return "F16";
-        case Dtype::fp64: break;
-    }
-    fail(Exit::internal, "safetensors: can write fp32, bf16 or fp16, not %s", name_of(type));
+    constexpr const char* kNames[] = {"F32", "BF16", "F16"};  // by Dtype
+    require(type != Dtype::fp64, "safetensors: can write fp32, bf16 or fp16, not %s", name_of(type));
+    return kNames[int(type)];
 }
 
 // The values as `type`, rounded to nearest even, in the byte order of a file.
@@ -205,10 +199,7 @@ std::vector<float> Safetensors::Entry::floats() const {
 }
 
 Safetensors::Safetensors(const std::string& path) : path_(file_at(path)) {
-    if (path_.ends_with(".json"))
-        add_index(path_);
-    else
-        add_file(path_);
+    path_.ends_with(".json") ? add_index(path_) : add_file(path_);
 }
 
 void Safetensors::add_file(const std::string& path) {
@@ -240,8 +231,7 @@ void Safetensors::add_index(const std::string& path) {
 }
 
 const Entry* Safetensors::find(const std::string& name) const {
-    const auto found = by_name_.find(name);
-    return found == by_name_.end() ? nullptr : &entries_[found->second];
+    return by_name_.contains(name) ? &entries_[by_name_.at(name)] : nullptr;
 }
 
 const Entry& Safetensors::at(const std::string& name) const {
