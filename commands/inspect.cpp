@@ -104,10 +104,6 @@ void inspect_checkpoint(const std::string& path) {
     print_line("configuration " + manifest.info.config_digest + ", data " + manifest.info.dataset_digest);
 }
 
-bool is_run(const std::string& directory) {
-    return file_exists(directory + "/metrics.jsonl") || directory_exists(checkpoints_directory(directory));
-}
-
 void inspect_run(const std::string& run) {
     const std::vector<int64_t> steps = committed_steps(run);
     const std::string config_path = run + "/config.json", tokenizer = run + "/tokenizer.json";
@@ -162,7 +158,7 @@ void inspect_llmc_model(const std::string& path) {
 }
 
 void inspect(const std::string& path) {
-    if (is_run(path)) return inspect_run(path);
+    if (file_exists(path + "/metrics.jsonl") || directory_exists(checkpoints_directory(path))) return inspect_run(path);
     if (file_exists(path + "/MANIFEST.json")) return inspect_checkpoint(path);
     if (path.ends_with(".safetensors") || path.ends_with(".safetensors.index.json")) return inspect_safetensors(path);
     if (const auto dataset = find_dataset_record(path)) return inspect_dataset(path, *dataset);
