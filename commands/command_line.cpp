@@ -3,7 +3,6 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 
-#include "kernels/comm.h"
 #include "runtime/io/files.h"
 #include "runtime/io/json.h"
 #include "runtime/io/number_of.h"

@@ -4,8 +4,6 @@
 
 #include "commands/command_line.h"
 #include "commands/run_records.h"
-#include "kernels/numeric.h"
-#include "kernels/tensor.h"
 #include "model/huggingface.h"
 #include "runtime/checkpoint/checkpoint.h"
 #include "runtime/io/files.h"

@@ -2,7 +2,6 @@
 
 #include "commands/command_line.h"
 #include "data/tokenizer/tokenizer.h"
-#include "kernels/numeric.h"
 #include "runtime/checkpoint/checkpoint.h"
 #include "runtime/config/loss_scale.h"
 #include "runtime/io/files.h"

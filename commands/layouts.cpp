@@ -6,7 +6,6 @@
 #include <numeric>
 
 #include "kernels/base/check.h"
-#include "kernels/device.h"
 #include "model/arena.h"
 #include "model/plan.h"
 #include "runtime/io/joined.h"

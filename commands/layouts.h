@@ -4,7 +4,6 @@
 
 #include "model/options.h"
 #include "runtime/cluster/cluster.h"
-#include "runtime/config/config.h"
 #include "runtime/performance/performance.h"
 
 // A layout of the ranks of `config`, whose section "parallel" describes it.

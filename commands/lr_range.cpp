@@ -7,7 +7,6 @@
 #include "commands/layouts.h"
 #include "kernels/base/batch.h"
 #include "kernels/base/check.h"
-#include "kernels/device.h"
 #include "runtime/config/schedule.h"
 #include "runtime/io/installation.h"
 #include "training/models/model_io.h"

@@ -4,7 +4,6 @@
 
 #include "commands/command_line.h"
 #include "runtime/cluster/cluster.h"
-#include "runtime/config/config.h"
 #include "runtime/io/files.h"
 #include "runtime/io/joined.h"
 #include "runtime/io/json.h"

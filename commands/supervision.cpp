@@ -5,7 +5,6 @@
 #include "kernels/base/check.h"
 #include "runtime/checkpoint/checkpoint.h"
 #include "runtime/cluster/cluster.h"
-#include "runtime/config/config.h"
 #include "runtime/io/installation.h"
 
 // Identifies a directory regardless of its name; nullopt if it does not exist.

@@ -7,7 +7,6 @@
 #include <thread>
 
 #include "kernels/base/check.h"
-#include "kernels/device.h"
 #include "runtime/checkpoint/save.h"
 #include "runtime/io/process.h"
 

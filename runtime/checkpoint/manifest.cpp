@@ -7,7 +7,6 @@
 #include <map>
 #include <utility>
 
-#include "kernels/numeric.h"
 #include "runtime/checkpoint/fields.h"
 #include "runtime/checkpoint/train_state.h"
 #include "runtime/io/joined.h"

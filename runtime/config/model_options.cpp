@@ -1,7 +1,5 @@
 // Section "model": options, aliases, family defaults and consistency checks.
-#include "kernels/base/choices.h"
 #include "kernels/base/dropout.h"
-#include "model/shape.h"
 #include "runtime/config/config.h"
 #include "runtime/config/options.h"
 
