@@ -1,22 +1,8 @@
 // Activation functions: standalone (for recomputation and GEMMs with an activation) and gated.
-#include "kernels/cpu/activation.h"
-
 #include "kernels/cpu/parallel.h"
 #include "kernels/cpu/vector_math.h"
 #include "kernels/ops.h"
 #include "kernels/shared/dispatch.h"
-
-template <ActivationFunction function, class T> void activation_block(T* out, const T* inp, size_t count) {
-#pragma omp simd
-    for (size_t i = 0; i < count; i++) out[i] = from_float<T>(activation<function>(to_float(inp[i])));
-}
-
-template void activation_block<ActivationFunction::gelu_new>(float*, const float*, size_t);
-template void activation_block<ActivationFunction::gelu_new>(bf16*, const bf16*, size_t);
-template void activation_block<ActivationFunction::gelu_new>(fp16*, const fp16*, size_t);
-template void activation_block<ActivationFunction::silu>(float*, const float*, size_t);
-template void activation_block<ActivationFunction::silu>(bf16*, const bf16*, size_t);
-template void activation_block<ActivationFunction::silu>(fp16*, const fp16*, size_t);
 
 namespace ops {
 

@@ -1,7 +1,6 @@
 // The three GEMMs of a linear layer. Each tile is finished while it is in the cache.
 #include "kernels/cpu/matmul.h"
 
-#include "kernels/cpu/activation.h"
 #include "kernels/cpu/parallel.h"
 #include "kernels/cpu/vector_math.h"
 #include "kernels/shared/dispatch.h"

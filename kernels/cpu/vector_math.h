@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "kernels/base/choices.h"
+#include "kernels/numeric.h"
 
 // e^x with a relative error below 1.5 units in the last place, including subnormal results. Overflows to infinity, is 0
 // for -104 and below, and preserves NaN.
@@ -73,6 +74,14 @@ template <ActivationFunction function> float activation(float x) {
     if constexpr (function == ActivationFunction::gelu_new) return gelu(x);
     if constexpr (function == ActivationFunction::silu) return silu(x);
     if constexpr (function == ActivationFunction::relu2) return relu2(x);
+}
+
+// out (count) = f(inp), of stored numbers. Never inlined: two inlined copies could contract multiply-adds differently,
+// but recomputation must give the same bits as the original computation.
+template <ActivationFunction function, class T>
+[[gnu::noinline]] void activation_block(T* out, const T* inp, size_t count) {
+#pragma omp simd
+    for (size_t i = 0; i < count; i++) out[i] = from_float<T>(activation<function>(to_float(inp[i])));
 }
 
 // Value and derivative of an activation.
