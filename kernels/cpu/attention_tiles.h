@@ -41,9 +41,7 @@ private:
 template <class T> void load_tile(float* tile, int step, int rows, const T* inp, size_t inp_step, int count, int cols) {
     for (int row = 0; row < count; row++) {
         float* out = tile + row * step;
-        const T* in = inp + row * inp_step;
-#pragma omp simd
-        for (int c = 0; c < cols; c++) out[c] = to_float(in[c]);
+        convert(out, inp + row * inp_step, size_t(cols));
         std::fill(out + cols, out + step, 0.0f);
     }
     std::fill(tile + count * step, tile + rows * step, 0.0f);

@@ -1,6 +1,7 @@
 // Filling, adding and casting flat arrays.
 #include "kernels/cpu/parallel.h"
 #include "kernels/cpu/tree_sum.h"
+#include "kernels/cpu/vector_math.h"
 #include "kernels/ops.h"
 #include "kernels/shared/dispatch.h"
 #include "kernels/shared/normal.h"
@@ -72,10 +73,7 @@ void scaled_add(const ScaledAdd& op, Stream) {
 void cast(const Cast& op, Stream) {
     dispatch("cast", op.out, op.inp, [&]<class Out, class In>() {
         parallel_blocks(op.count, kBlock, [&](size_t begin, size_t end) {
-            Out* out = op.out.template as<Out>();
-            const In* inp = op.inp.template as<In>();
-#pragma omp simd
-            for (size_t i = begin; i < end; i++) out[i] = from_float<Out>(to_float(inp[i]));
+            convert(op.out.as<Out>() + begin, op.inp.as<In>() + begin, end - begin);
         });
     });
 }
@@ -84,12 +82,8 @@ void cast_columns(const CastColumns& op, Stream) {
     dispatch("cast_columns", op.out, op.inp, [&]<class Out, class In>() {
         const size_t block_rows = std::max<size_t>(1, kBlock / std::max<size_t>(1, op.cols));
         parallel_blocks(op.rows, block_rows, [&](size_t begin, size_t end) {
-            for (size_t row = begin; row < end; row++) {
-                Out* out = op.out.template as<Out>() + row * op.out_step;
-                const In* inp = op.inp.template as<In>() + row * op.inp_step;
-#pragma omp simd
-                for (size_t c = 0; c < op.cols; c++) out[c] = from_float<Out>(to_float(inp[c]));
-            }
+            for (size_t row = begin; row < end; row++)
+                convert(op.out.as<Out>() + row * op.out_step, op.inp.as<In>() + row * op.inp_step, op.cols);
         });
     });
 }

@@ -21,21 +21,16 @@ template <class T> void add_bias(const Tile& tile, const T* bias) {
     }
 }
 
-template <class T> void store_rounded(T* out, const float* values, int count) {
-#pragma omp simd
-    for (int i = 0; i < count; i++) out[i] = from_float<T>(values[i]);
-}
-
 template <class T> void store_tile(T* out, const Tile& tile, int result_cols) {
     for_each_row(tile, result_cols,
-                 [&](const float* values, size_t offset, int count) { store_rounded(out + offset, values, count); });
+                 [&](const float* values, size_t offset, int count) { convert(out + offset, values, size_t(count)); });
 }
 
 // Stores the sums of a symmetric result (n, n) that are on and below the diagonal, and their mirror images.
 template <class T> void store_symmetric(T* out, const Tile& tile, int n) {
     for (int row = 0; row < tile.rows; row++) {
         const int count = std::min(tile.cols, tile.row + row + 1 - tile.col);
-        if (count > 0) store_rounded(out + size_t(tile.row + row) * n + tile.col, tile.data + row * tile.step, count);
+        if (count > 0) convert(out + size_t(tile.row + row) * n + tile.col, tile.data + row * tile.step, size_t(count));
     }
     for (int col = 0; col < tile.cols; col++) {
         T* mirror = out + size_t(tile.col + col) * n + tile.row;
@@ -51,7 +46,7 @@ void store_activation(T* out, T* pre_activation, const float* values, int count)
 #pragma omp simd
         for (int i = 0; i < count; i++) out[i] = from_float<T>(relu2(values[i]));
     } else {
-        store_rounded(pre_activation, values, count);
+        convert(pre_activation, values, size_t(count));
         activation_block<function>(out, pre_activation, size_t(count));
     }
 }

@@ -5,6 +5,7 @@
 #include "kernels/base/exact_squares.h"
 #include "kernels/base/rounding.h"
 #include "kernels/cpu/parallel.h"
+#include "kernels/cpu/vector_math.h"
 #include "kernels/device.h"
 #include "kernels/ops.h"
 #include "kernels/shared/dispatch.h"
@@ -16,11 +17,7 @@ namespace {
 
 // Rounds a chunk of FP32 master weights to the compute weights, while it is in the cache.
 template <class T> void store_param(View to, View from, const Chunk& chunk) {
-    if (!to) return;
-    T* param = to.as<T>();
-    const float* master = from.as<float>();
-#pragma omp simd
-    for (int i = 0; i < chunk.count; i++) param[chunk.begin + i] = from_float<T>(master[chunk.begin + i]);
+    if (to) convert(to.as<T>() + chunk.begin, from.as<float>() + chunk.begin, size_t(chunk.count));
 }
 
 template <class T> double dot(const T* a, const T* b, int count) {

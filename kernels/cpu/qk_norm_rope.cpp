@@ -8,6 +8,7 @@
 
 #include "kernels/cpu/parallel.h"
 #include "kernels/cpu/row_blocks.h"
+#include "kernels/cpu/vector_math.h"
 #include "kernels/device.h"
 #include "kernels/ops.h"
 #include "kernels/shared/dispatch.h"
@@ -31,15 +32,6 @@ template <int kRows> struct Work {
         for (int i = 0; i < half; i++) cosine[i] = entries[2 * i], sine[i] = direction * entries[2 * i + 1];
     }
 };
-
-template <class T> void load_head(float* __restrict__ to, const T* __restrict__ from, int size) {
-#pragma omp simd
-    for (int c = 0; c < size; c++) to[c] = to_float(from[c]);
-}
-template <class T> void store_head(T* __restrict__ to, const float* __restrict__ from, int size) {
-#pragma omp simd
-    for (int c = 0; c < size; c++) to[c] = from_float<T>(from[c]);
-}
 
 // (x_i cos - x_j sin, x_j cos + x_i sin) with j = i + half
 void rotate(float* __restrict__ x, const float* __restrict__ cosine, const float* __restrict__ sine, int half) {
@@ -93,14 +85,14 @@ template <class T> void forward_position(const QkNormRopeForward& op, size_t row
     T* qkv = op.qkv.as<T>() + row * (heads + op.n_kv_head) * size;
     if (op.raw) std::memcpy(op.raw.as<T>() + row * heads * size, qkv, size_t(heads) * size * sizeof(T));
     for (int h = 0; h < heads; h++) {
-        load_head(x, qkv + size_t(h) * size, size);
+        convert(x, qkv + size_t(h) * size, size_t(size));
         if (op.rstd) {
             const float rstd = rstd_of(x, size, op.eps);
             op.rstd[row * heads + h] = rstd;
             scale(x, rstd, (h < op.n_head ? op.q_weight : op.k_weight).as<T>(), size);
         }
         rotate(x, work.cosine, work.sine, half);
-        store_head(qkv + size_t(h) * size, x, size);
+        convert(qkv + size_t(h) * size, x, size_t(size));
     }
 }
 
@@ -135,23 +127,23 @@ template <class T> void backward_position(const QkNormRopeBackward& op, size_t r
     const size_t begin = row * (heads + op.n_kv_head) * size;
     for (int h = 0; h < heads; h++) {
         T* dhead = op.dqkv.as<T>() + begin + size_t(h) * size;
-        load_head(d, static_cast<const T*>(dhead), size);
+        convert(d, dhead, size_t(size));
         rotate(d, work.cosine, work.sine, half);
         if (op.rstd) {
             const bool is_query = h < op.n_head;
             const float rstd = op.rstd[row * heads + h];
             if (op.raw) {
-                load_head(normed, op.raw.as<T>() + (row * heads + h) * size, size);
+                convert(normed, op.raw.as<T>() + (row * heads + h) * size, size_t(size));
                 scale<T>(normed, rstd, nullptr, size);
             } else {
-                load_head(normed, op.qkv.as<T>() + begin + size_t(h) * size, size);
+                convert(normed, op.qkv.as<T>() + begin + size_t(h) * size, size_t(size));
                 rotate(normed, work.cosine, work.sine, half);
                 divide_by_squares(normed, work.cosine, work.sine, half);
             }
             float* dweight = (is_query ? op.dq_weight : op.dk_weight) ? dweights + (is_query ? 0 : size) : nullptr;
             norm_gradient(d, dweight, normed, (is_query ? op.q_weight : op.k_weight).as<T>(), rstd, size);
         }
-        store_head(dhead, d, size);
+        convert(dhead, d, size_t(size));
     }
 }
 

@@ -1,4 +1,4 @@
-// exp, tanh and the activation functions for vectorized loops: inline, without branches, tables or calls.
+// exp, tanh, activation functions and conversions for vectorized loops: inline, without branches, tables or calls.
 //
 // The bits of a result depend only on the argument, not on whether the element is in the vectorized body of a loop or
 // in its remainder: each product feeds one sum, so there is only one way to contract it to a fused multiply-add.
@@ -74,6 +74,12 @@ template <ActivationFunction function> float activation(float x) {
     if constexpr (function == ActivationFunction::gelu_new) return gelu(x);
     if constexpr (function == ActivationFunction::silu) return silu(x);
     if constexpr (function == ActivationFunction::relu2) return relu2(x);
+}
+
+// out (count) = inp, rounded to out's type. The arrays are the same or do not overlap.
+template <class Out, class In> void convert(Out* out, const In* inp, size_t count) {
+#pragma omp simd
+    for (size_t i = 0; i < count; i++) out[i] = from_float<Out>(to_float(inp[i]));
 }
 
 // out (count) = f(inp), of stored numbers. Never inlined: two inlined copies could contract multiply-adds differently,
