@@ -25,16 +25,6 @@ struct OnlineSoftmax {
         std::fill(sum, sum + kQueries, 0.0f);
     }
 
-    // Continues from, and saves, FP32 memory for `count` queries.
-    void load(const float* from_max, const float* from_sum, int count) {
-        std::copy_n(from_max, count, max);
-        std::copy_n(from_sum, count, sum);
-    }
-    void store(float* to_max, float* to_sum, int count) const {
-        std::copy_n(max, count, to_max);
-        std::copy_n(sum, count, to_sum);
-    }
-
     // Updates maxima and sums with a tile of scores and replaces the scores with exp(score - max).
     void add(float* scores, const ScoreTile& tile) {
         float before[kQueries];
@@ -92,7 +82,8 @@ template <class T> void attend(const AttentionForward& op, int b, int first_head
                        query_factor(op));
         if (!continues) continue;  // the first key of a query overwrites or rescales its `out` with 0
         const size_t place = at.lse(b, first_head + h, query_begin);
-        softmax[h].load(op.running.max + place, op.running.sum + place, n_queries);
+        std::copy_n(op.running.max + place, n_queries, softmax[h].max);
+        std::copy_n(op.running.sum + place, n_queries, softmax[h].sum);
         load_tile(out + h * kQueries * step, step, kQueries, op.running.out + at.out(b, first_head + h, query_begin),
                   at.out_step(), n_queries, size);
     }
@@ -119,7 +110,8 @@ template <class T> void attend(const AttentionForward& op, int b, int first_head
     if (op.chunk && !op.chunk.is_last) {
         for (int h = 0; h < n_heads; h++) {
             const size_t place = at.lse(b, first_head + h, query_begin);
-            softmax[h].store(op.running.max + place, op.running.sum + place, n_queries);
+            std::copy_n(softmax[h].max, n_queries, op.running.max + place);
+            std::copy_n(softmax[h].sum, n_queries, op.running.sum + place);
             for (int q = 0; q < n_queries; q++)
                 store_row(op.running.out + at.out(b, first_head + h, query_begin + q), out + (h * kQueries + q) * step,
                           size, 1.0f);
