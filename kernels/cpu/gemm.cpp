@@ -25,49 +25,44 @@ int even_piece(int extent, int largest, int unit) {
 // The tiling of a result: equal tiles, except for the last in each row and column of tiles.
 class Tiling {
 public:
-    Tiling(int rows, int cols, int enough_tiles);
+    // Uses the largest tiles, unless that gives too few of them.
+    Tiling(int rows, int cols, int enough_tiles) : rows_(rows), cols_(cols) {
+        cut(kMaxTileRows, kMaxTileCols);
+        while (count() < enough_tiles && (tile_rows_ > kMinTileRows || tile_cols_ > kMinTileCols)) {
+            if (tile_rows_ > kMinTileRows && (tile_rows_ >= tile_cols_ || tile_cols_ <= kMinTileCols))
+                cut(std::max(kMinTileRows, tile_rows_ / 2), tile_cols_);
+            else
+                cut(tile_rows_, std::max(kMinTileCols, tile_cols_ / 2));
+        }
+    }
+
     int count() const { return tiles_down_ * tiles_across_; }
-    Tile tile(int index, float* data) const;
     size_t tile_bytes() const { return size_t(tile_rows_) * tile_cols_ * sizeof(float); }
+    // Consecutive tiles run along the shorter side, so that they share a part of the larger operand.
+    Tile tile(int index, float* data) const {
+        const bool run_down = rows_ < cols_;
+        const int row = (run_down ? index % tiles_down_ : index / tiles_across_) * tile_rows_;
+        const int col = (run_down ? index / tiles_down_ : index % tiles_across_) * tile_cols_;
+        return {.data = data,
+                .step = size_t(tile_cols_),
+                .row = row,
+                .col = col,
+                .rows = std::min(tile_rows_, rows_ - row),
+                .cols = std::min(tile_cols_, cols_ - col)};
+    }
 
 private:
-    void cut(int largest_rows, int largest_cols);
+    void cut(int largest_rows, int largest_cols) {
+        tile_rows_ = even_piece(rows_, largest_rows, kTileRows);
+        tile_cols_ = even_piece(cols_, largest_cols, kTileCols);
+        tiles_down_ = divide_up(rows_, tile_rows_);
+        tiles_across_ = divide_up(cols_, tile_cols_);
+    }
 
     int rows_, cols_;
     int tile_rows_ = 0, tile_cols_ = 0;
     int tiles_down_ = 0, tiles_across_ = 0;
 };
-
-// Uses the largest tiles, unless that gives too few of them.
-Tiling::Tiling(int rows, int cols, int enough_tiles) : rows_(rows), cols_(cols) {
-    cut(kMaxTileRows, kMaxTileCols);
-    while (count() < enough_tiles && (tile_rows_ > kMinTileRows || tile_cols_ > kMinTileCols)) {
-        if (tile_rows_ > kMinTileRows && (tile_rows_ >= tile_cols_ || tile_cols_ <= kMinTileCols))
-            cut(std::max(kMinTileRows, tile_rows_ / 2), tile_cols_);
-        else
-            cut(tile_rows_, std::max(kMinTileCols, tile_cols_ / 2));
-    }
-}
-
-void Tiling::cut(int largest_rows, int largest_cols) {
-    tile_rows_ = even_piece(rows_, largest_rows, kTileRows);
-    tile_cols_ = even_piece(cols_, largest_cols, kTileCols);
-    tiles_down_ = divide_up(rows_, tile_rows_);
-    tiles_across_ = divide_up(cols_, tile_cols_);
-}
-
-// Consecutive tiles run along the shorter side, so that they share a part of the larger operand.
-Tile Tiling::tile(int index, float* data) const {
-    const bool run_down = rows_ < cols_;
-    const int row = (run_down ? index % tiles_down_ : index / tiles_across_) * tile_rows_;
-    const int col = (run_down ? index / tiles_down_ : index % tiles_across_) * tile_cols_;
-    return {.data = data,
-            .step = size_t(tile_cols_),
-            .row = row,
-            .col = col,
-            .rows = std::min(tile_rows_, rows_ - row),
-            .cols = std::min(tile_cols_, cols_ - col)};
-}
 
 Tile rows_of(const Tile& tile, int row, int rows) {
     return {tile.data + row * tile.step, tile.step, tile.row + row, tile.col, rows, tile.cols};
@@ -78,8 +73,6 @@ Tile below_diagonal(Tile tile) {
     tile.cols = std::clamp(tile.row + tile.rows - tile.col, 0, tile.cols);
     return tile;
 }
-
-using Finish = std::function<void(const Tile&)>;
 
 template <class Element, class T>
 void multiply_tile(const Product<T>& product, const Tile& tile, const Panels<Element>& panels, const Finish& finish) {
@@ -130,8 +123,7 @@ template <class T> void multiply_library(const Product<T>& product, const Finish
 
 }  // namespace
 
-template <class T>
-void multiply(const Product<T>& product, ProductPath path, const std::function<void(const Tile&)>& finish) {
+template <class T> void multiply(const Product<T>& product, ProductPath path, const Finish& finish) {
     require(path != ProductPath::bf16_panels || dtype_of<T> == Dtype::bf16, "bf16 panels for %s", name_of(dtype_of<T>));
     if (path == ProductPath::library)
         multiply_library(product, finish);
@@ -141,6 +133,6 @@ void multiply(const Product<T>& product, ProductPath path, const std::function<v
         multiply_in_panels<Bf16Pair>(product, finish);
 }
 
-template void multiply(const Product<float>&, ProductPath, const std::function<void(const Tile&)>&);
-template void multiply(const Product<bf16>&, ProductPath, const std::function<void(const Tile&)>&);
-template void multiply(const Product<fp16>&, ProductPath, const std::function<void(const Tile&)>&);
+template void multiply(const Product<float>&, ProductPath, const Finish&);
+template void multiply(const Product<bf16>&, ProductPath, const Finish&);
+template void multiply(const Product<fp16>&, ProductPath, const Finish&);

@@ -51,5 +51,5 @@ struct Tile {
 // Computes the product. Calls finish(tile) on many threads, for tiles that cover the result, or the necessary part of a
 // symmetric one, exactly once.
 // Fails with Exit::os if the library fails, which happens only if memory is insufficient.
-template <class T>
-void multiply(const Product<T>& product, ProductPath path, const std::function<void(const Tile&)>& finish);
+using Finish = std::function<void(const Tile&)>;
+template <class T> void multiply(const Product<T>& product, ProductPath path, const Finish& finish);
