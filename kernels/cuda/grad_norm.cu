@@ -117,6 +117,18 @@ __global__ void __launch_bounds__(kThreads) grad_norm_finish_kernel(GradNormFini
                .reserved = 0};
 }
 
+// out (count) = change(inp), by the threads of a block.
+template <bool kAligned, class Out, class In, class Change>
+__device__ void transform(Out* out, const In* inp, int count, Change change) {
+    constexpr int kSize = kPackSize<float>;
+    for (int i = int(threadIdx.x) * kSize; i < count; i += kThreads * kSize) {
+        auto x = unpack(load_some<kAligned, In, kSize>(inp + i, count - i));
+#pragma unroll
+        for (float& value : x.value) value = change(value);
+        store_some<kAligned>(out + i, pack_floats(x.template as<Out>()), count - i);
+    }
+}
+
 constexpr int kMinPart = 8192;   // elements
 constexpr int kMaxParts = 1024;  // few enough that every block can read all their sums
 
@@ -152,16 +164,8 @@ __global__ void __launch_bounds__(kThreads) frobenius_normalize_kernel(Frobenius
     double sum = 0;
     for (int i = int(threadIdx.x); i < parts.count; i += kThreads) sum += sums[i];
     const float divisor = frobenius_divisor(block_sum(sum, s_sum), op.eps);
-    constexpr int kSize = kPackSize<float>;
-    Out* out = op.out.template as<Out>() + parts.begin();
-    const In* inp = op.inp.template as<In>() + parts.begin();
-    const int available = parts.available(op.count);
-    for (int i = int(threadIdx.x) * kSize; i < available; i += kThreads * kSize) {
-        auto x = unpack(load_some<kAligned, In, kSize>(inp + i, available - i));
-#pragma unroll
-        for (float& value : x.value) value = value / divisor;
-        store_some<kAligned>(out + i, pack_floats(x.template as<Out>()), available - i);
-    }
+    transform<kAligned>(op.out.template as<Out>() + parts.begin(), op.inp.template as<In>() + parts.begin(),
+                        parts.available(op.count), [&](float x) { return x / divisor; });
 }
 
 template <class In, bool kAligned> __global__ void __launch_bounds__(kThreads) row_scales_kernel(RowNormalize op) {
@@ -181,16 +185,9 @@ __global__ void __launch_bounds__(kThreads) row_normalize_kernel(RowNormalize op
     for (int i = int(threadIdx.x); i < op.rows; i += kThreads) sum += scales[i].squared_sum;
     const float scale = op.norm / frobenius_divisor(block_sum(sum, s_sum), op.eps);
     const float factor = scales[blockIdx.x].factor * scale;
-    constexpr int kSize = kPackSize<float>;
     const size_t begin = size_t(blockIdx.x) * size_t(op.cols);
-    Out* out = op.out.template as<Out>() + begin;
-    const In* inp = op.inp.template as<In>() + begin;
-    for (int i = int(threadIdx.x) * kSize; i < op.cols; i += kThreads * kSize) {
-        auto x = unpack(load_some<kAligned, In, kSize>(inp + i, op.cols - i));
-#pragma unroll
-        for (float& value : x.value) value = value * factor;
-        store_some<kAligned>(out + i, pack_floats(x.template as<Out>()), op.cols - i);
-    }
+    transform<kAligned>(op.out.template as<Out>() + begin, op.inp.template as<In>() + begin, op.cols,
+                        [&](float x) { return x * factor; });
 }
 
 }  // namespace
