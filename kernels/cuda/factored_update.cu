@@ -49,13 +49,11 @@ __global__ void __launch_bounds__(kThreads) factor_sums_kernel(FactorSums op) {
     }
 }
 
-struct MomentsShared {
-    double part[kWarps];
-};
+using MomentsShared = double[kWarps];
 
 __global__ void __launch_bounds__(kThreads) factor_moments_kernel(FactorMoments op) {
     if (op.grad_norm->non_finite_tensor >= 0) return;
-    MomentsShared& shared = shared_memory<MomentsShared>();
+    MomentsShared& s_sum = shared_memory<MomentsShared>();
     const FactorLayer layer = op.layers[blockIdx.x];
     const UpdateScalars s = op.scalars[layer.group];
     double sum = 0;
@@ -69,7 +67,7 @@ __global__ void __launch_bounds__(kThreads) factor_moments_kernel(FactorMoments 
         const size_t col = layer.first_col + size_t(i);
         op.col_v[col] = AdafactorRule::average(s, op.cols + 2 * col, layer.rows, op.col_v[col]);
     }
-    sum = block_sum(sum, shared.part);
+    sum = block_sum(sum, s_sum);
     if (threadIdx.x == 0) op.mean[blockIdx.x] = float(sum / layer.rows);
 }
 
