@@ -144,26 +144,21 @@ void times_activation_gradient(const TimesGradient& op, Stream stream) {
 void column_sums(const ColumnSums& op, Stream stream) {
     require(op.rows > 0 && op.cols > 0 && groups_of(op.rows) <= 65535,
             "column_sums: %d rows and %d cols; rows must be in [1, 65535 * 256], cols positive", op.rows, op.cols);
-    int rows = groups_of(op.rows);
-    float* sums = rows == 1 ? op.out : op.scratch;
+    const int groups = groups_of(op.rows);
     ops::dispatch("column_sums", {op.values}, [&]<class T>() {
-        group_sums(GroupSums<T>{.out = sums,
+        group_sums(GroupSums<T>{.out = groups == 1 ? op.out : op.scratch,
                                 .values = op.values.as<T>(),
                                 .rows = op.rows,
                                 .cols = op.cols,
-                                .accumulate = rows == 1 && op.accumulate},
+                                .accumulate = groups == 1 && op.accumulate},
                    stream);
     });
-    while (rows > 1) {
-        const int groups = groups_of(rows);
-        float* next = groups == 1 ? op.out : sums + size_t(rows) * size_t(op.cols);
-        group_sums(
-            GroupSums<float>{
-                .out = next, .values = sums, .rows = rows, .cols = op.cols, .accumulate = groups == 1 && op.accumulate},
-            stream);
-        rows = groups;
-        sums = next;
-    }
+    if (groups == 1) return;
+    ColumnSums sums_of_groups = op;
+    sums_of_groups.values = op.scratch;
+    sums_of_groups.rows = groups;
+    sums_of_groups.scratch += size_t(groups) * size_t(op.cols);
+    column_sums(sums_of_groups, stream);
 }
 
 size_t column_sums_scratch_bytes(int rows, int cols) {
