@@ -59,27 +59,25 @@ inline Work work_of(const NormBackward& op) {
             rows_and_cols(op.rows, op.cols)};
 }
 
-// The GEMM of out (rows, n), inp (rows, k) and weight (n, k).
-inline Work product(const char* name, double bytes, int rows, int n, int k) {
-    return {name, 2.0 * rows * n * k, bytes, format("rows %d, n %d, k %d", rows, n, k)};
+// The GEMM of out (rows, n), inp (rows, k) and weight (n, k). `bytes`: of all arrays but out and inp.
+template <class Op> Work product(const char* name, ConstView out_or_inp, double bytes, const Op& op) {
+    return {name, 2.0 * op.rows * op.n * op.k, bytes_of(out_or_inp, double(op.rows) * (double(op.n) + op.k)) + bytes,
+            format("rows %d, n %d, k %d", op.rows, op.n, op.k)};
 }
 
 inline Work work_of(const MatmulForward& op) {
-    const double out = double(op.rows) * op.n, inp = double(op.rows) * op.k, weight = double(op.n) * op.k;
-    return product("matmul_forward", bytes_of(op.inp, inp + weight + out) + bytes_of(op.pre_activation, out), op.rows,
-                   op.n, op.k);
+    const double weight = bytes_of(op.weight, double(op.n) * op.k);
+    return product("matmul_forward", op.inp, weight + bytes_of(op.pre_activation, double(op.rows) * op.n), op);
 }
 
 inline Work work_of(const MatmulBackwardInput& op) {
-    const double out = double(op.rows) * op.n, inp = double(op.rows) * op.k, weight = double(op.n) * op.k;
-    return product("matmul_backward_input", bytes_of(op.dinp, inp + weight + out) + bytes_of(op.kept, inp), op.rows,
-                   op.n, op.k);
+    const double weight = bytes_of(op.weight, double(op.n) * op.k);
+    return product("matmul_backward_input", op.dout, weight + bytes_of(op.kept, double(op.rows) * op.k), op);
 }
 
 inline Work work_of(const MatmulBackwardWeight& op) {
-    const double out = double(op.rows) * op.n, inp = double(op.rows) * op.k, weight = double(op.n) * op.k;
-    const double gradient = (op.accumulate ? 2 : 1) * weight * sizeof(float);
-    return product("matmul_backward_weight", bytes_of(op.inp, inp + out) + gradient, op.rows, op.n, op.k);
+    const double gradient = (op.accumulate ? 2.0 : 1.0) * op.n * op.k * sizeof(float);
+    return product("matmul_backward_weight", op.inp, gradient, op);
 }
 
 inline Work work_of(const ActivationForward& op) { return pass_over({op.out, op.inp}, op.count, "activation_forward"); }
