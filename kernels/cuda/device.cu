@@ -102,8 +102,7 @@ cudaDeviceProp current_device() {
 }
 
 void require_usable_device_once() {
-    static const bool is_usable = (require_usable_device(), true);
-    (void)is_usable;
+    [[maybe_unused]] static const bool is_usable = (require_usable_device(), true);
 }
 
 }  // namespace
