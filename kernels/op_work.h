@@ -179,9 +179,7 @@ inline Work work_of(const LossSum& op) {
 
 inline Work work_of(const Add& op) { return pass_over({op.out, op.out, op.inp}, op.count, "add"); }
 
-inline Work work_of(const Fill& op) {
-    return {"fill", 0, double(op.count) * sizeof(float), format("count %zu", op.count)};
-}
+inline Work work_of(const Fill& op) { return pass_over({op.out}, op.count, "fill"); }
 
 inline Work work_of(const SumTerms& op) {
     const double count = double(op.count);

@@ -101,9 +101,7 @@ cudaDeviceProp current_device() {
     return properties;
 }
 
-void require_usable_device_once() {
-    [[maybe_unused]] static const bool is_usable = (require_usable_device(), true);
-}
+void require_usable_device_once() { [[maybe_unused]] static const bool is_usable = (require_usable_device(), true); }
 
 }  // namespace
 
