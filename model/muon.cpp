@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <span>
 
 #include "kernels/op_stream.h"
 #include "kernels/ops.h"
@@ -10,29 +9,22 @@
 
 namespace {
 
+constexpr int kIterations = 5;
+
 // x a + x x^T x b + (x x^T)^2 x c
 struct Polynomial {
     float a, b, c;
 };
 
 // Jordan et al., "Muon: An optimizer for hidden layers in neural networks", 2024.
-constexpr Polynomial kNewtonSchulz[] = {{3.4445f, -4.7750f, 2.0315f},
-                                        {3.4445f, -4.7750f, 2.0315f},
-                                        {3.4445f, -4.7750f, 2.0315f},
-                                        {3.4445f, -4.7750f, 2.0315f},
-                                        {3.4445f, -4.7750f, 2.0315f}};
+constexpr Polynomial kNewtonSchulz = {3.4445f, -4.7750f, 2.0315f};
 // Optimal polynomials of Amsel et al., "The Polar Express", arXiv 2505.16932, algorithm 1, with a margin of 2 % for
 // rounding: singular values from 1e-3 to 1 become 0.86 to 1.14.
-constexpr Polynomial kPolarExpress[] = {{8.1565545f, -22.4832929f, 15.8787699f},
-                                        {4.0429299f, -2.8089175f, 0.5000178f},
-                                        {3.8916678f, -2.7724842f, 0.5060648f},
-                                        {3.2857537f, -2.3681295f, 0.4644902f},
-                                        {2.3465413f, -1.7097828f, 0.4232355f}};
-
-std::span<const Polynomial> polynomials_of(const OptimizerSettings& settings) {
-    if (settings.muon_iteration == MuonIteration::polar_express) return kPolarExpress;
-    return kNewtonSchulz;
-}
+constexpr Polynomial kPolarExpress[kIterations] = {{8.1565545f, -22.4832929f, 15.8787699f},
+                                                   {4.0429299f, -2.8089175f, 0.5000178f},
+                                                   {3.8916678f, -2.7724842f, 0.5060648f},
+                                                   {3.2857537f, -2.3681295f, 0.4644902f},
+                                                   {2.3465413f, -1.7097828f, 0.4232355f}};
 
 // adamw_rms gives the update the size of AdamW's, about 0.2 per element (Liu et al., "Muon is scalable for LLM
 // training", arXiv 2502.16982, section 2.2); both are torch.optim.Muon's.
@@ -80,9 +72,10 @@ void orthogonalize(const GptState& s, const Matrix& matrix, View out, View value
     const View x = in_iteration(s, s.matrix.x);
     run(s.stream, ops::frobenius_normalize,
         {.out = x, .inp = values, .scratch = s.matrix.scratch, .count = matrix.count(), .eps = 1e-7f});
-    const std::span<const Polynomial> polynomials = polynomials_of(s.options.optimizer);
-    for (const Polynomial& polynomial : polynomials) {
-        const bool is_last = &polynomial == &polynomials.back();
+    const bool is_polar_express = s.options.optimizer.muon_iteration == MuonIteration::polar_express;
+    for (int i = 0; i < kIterations; i++) {
+        const bool is_last = i + 1 == kIterations;
+        const Polynomial& polynomial = is_polar_express ? kPolarExpress[i] : kNewtonSchulz;
         apply_polynomial(s, matrix, is_last ? out : x, polynomial, is_last ? scale : 1);
     }
 }
