@@ -16,7 +16,6 @@ struct ActivationSizes {
     size_t head_rows;            // min(options.head_rows, B T)
     GptShape shape;              // this rank's part
     bool has_input, has_output;  // of the model, on this stage
-    bool defers_weights;
 
     size_t if_any(bool is_needed, int each) const { return is_needed ? tokens * size_t(each) : 0; }
     size_t per_row() const { return rows; }
@@ -45,9 +44,7 @@ struct ActivationSizes {
     size_t per_wide() const {
         return std::max(tokens * size_t(std::max(shape.fc_channels(), shape.qkv_channels())), per_channel());
     }
-    size_t per_deferred_channel() const { return defers_weights ? per_channel() : 0; }
-    size_t per_deferred_fc() const { return defers_weights ? tokens * size_t(shape.fc_channels()) : 0; }
-    size_t per_deferred_qkv() const { return defers_weights ? per_qkv() : 0; }
+    size_t per_fc_gradient() const { return tokens * size_t(shape.fc_channels()); }
     size_t per_logit() const { return has_output ? head_rows * size_t(shape.padded_vocab()) : 0; }
 };
 
@@ -61,9 +58,8 @@ struct ActivationRow {
     Storage storage;
     Recompute recomputed_from;
     std::variant<Activation& (*)(GptActivations&), Activation& (*)(BlockActivations&)> place;  // second: per layer
-    bool is_shared = false;  // among all layers and micro-steps at every level: only the next op reads it
-
-    bool is_deferred = false;  // kept between two passes of a micro-step's backward pass
+    bool is_shared = false;    // among all layers and micro-steps at every level: only the next op reads it
+    bool is_deferred = false;  // kept between two passes of a micro-step's backward pass, if it has two
 
     bool per_layer() const { return place.index() == 1; }
 };
@@ -114,22 +110,12 @@ const std::vector<ActivationRow>& activation_table() {
         {"dresidual", kBackward, &S::per_channel, residual, kNever, [](G& g) -> A& { return g.dresidual; }, true},
         {"dbranch", kBackward, &S::per_branch, branch, kNever, [](G& g) -> A& { return g.dbranch; }, true},
         {"dwide", kBackward, &S::per_wide, branch, kNever, [](G& g) -> A& { return g.dwide; }, true},
-        {"dmlp", kBackward, &S::per_deferred_channel, branch, kNever, [](B& b) -> A& { return b.dmlp; }, false, true},
-        {"dfc", kBackward, &S::per_deferred_fc, branch, kNever, [](B& b) -> A& { return b.dfc; }, false, true},
-        {"dattn", kBackward, &S::per_deferred_channel, branch, kNever, [](B& b) -> A& { return b.dattn; }, false, true},
-        {"dqkv", kBackward, &S::per_deferred_qkv, branch, kNever, [](B& b) -> A& { return b.dqkv; }, false, true},
+        {"dmlp", kBackward, &S::per_channel, branch, kNever, [](B& b) -> A& { return b.dmlp; }, false, true},
+        {"dfc", kBackward, &S::per_fc_gradient, branch, kNever, [](B& b) -> A& { return b.dfc; }, false, true},
+        {"dattn", kBackward, &S::per_channel, branch, kNever, [](B& b) -> A& { return b.dattn; }, false, true},
+        {"dqkv", kBackward, &S::per_qkv, branch, kNever, [](B& b) -> A& { return b.dqkv; }, false, true},
     };
     return table;
-}
-
-// The residual stream and the branches currently have the same type.
-Dtype type_of(Storage storage, const GptOptions& options) {
-    switch (storage) {
-        case Storage::residual: return options.precision;
-        case Storage::branch: return options.precision;
-        case Storage::statistic: return Dtype::fp32;
-    }
-    return options.precision;
 }
 
 }  // namespace
@@ -174,8 +160,7 @@ std::vector<GptActivations> place_activations(const GptOptions& options, Arena& 
                                 .head_rows = std::min(size_t(options.head_rows), tokens),
                                 .shape = options.shape.part(int(parts)),
                                 .has_input = options.pipeline.is_first(),
-                                .has_output = options.pipeline.is_last(),
-                                .defers_weights = options.pipeline.defers_weights()};
+                                .has_output = options.pipeline.is_last()};
     GptActivations empty;
     empty.block.resize(size_t(options.shape.n_layer));
     const std::vector<LayerRange> ranges = own_layers(options);
@@ -190,9 +175,10 @@ std::vector<GptActivations> place_activations(const GptOptions& options, Arena& 
         const bool is_recomputed = options.recompute >= row.recomputed_from;
         const bool is_shared = row.is_shared || is_recomputed || !options.training;
         const size_t count = (sizes.*row.count)();
-        if (count == 0) continue;
-        const Dtype dtype = type_of(row.storage, options);
         const std::vector<Activation*> places = places_of(row, ranges, row.is_deferred ? deferred : in_flight, slots);
+        if (count == 0 || places.empty()) continue;
+        // The residual stream and the branches currently have the same type.
+        const Dtype dtype = row.storage == Storage::statistic ? Dtype::fp32 : options.precision;
         if (std::strcmp(row.name, name) != 0)
             buffer = arena.take(row.category, row.name, count * (is_shared ? 1 : places.size()), dtype);
         name = row.name;
