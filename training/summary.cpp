@@ -18,26 +18,22 @@ struct History {
     std::optional<double> loss;  // of the last step
     std::optional<Validation> last, lowest;
 
-    void add_step(double loss_now, double tokens_per_s, double step_ms) {
-        loss = loss_now;
-        tokens += tokens_per_s * step_ms / 1000;
-        ms += step_ms;
+    void add_step(const JsonRecord& read) {
+        loss = read.number("loss");
+        tokens += read.number("tokens_per_s") * read.number("step_ms") / 1000;
+        ms += read.number("step_ms");
     }
-    void add_validation(const Validation& validation) {
-        last = validation;
-        if (std::isfinite(validation.loss) && (!lowest || validation.loss < lowest->loss)) lowest = validation;
+    void add_validation(const JsonRecord& read) {
+        last = {.step = read.number("step"), .loss = read.number("loss")};
+        if (std::isfinite(last->loss) && (!lowest || last->loss < lowest->loss)) lowest = last;
     }
 };
 
 History read_history(const std::string& path) {
     History history;
     for_each_line(InputFile(path), [&](std::string_view line, size_t) {
-        const bool is_step = line.starts_with("{\"kind\":\"train\",");
-        const bool is_validation = line.starts_with("{\"kind\":\"val\",");
-        if (!is_step && !is_validation) return;
-        const JsonRecord read = parse_record(line);
-        if (is_step) history.add_step(read.number("loss"), read.number("tokens_per_s"), read.number("step_ms"));
-        if (is_validation) history.add_validation({.step = read.number("step"), .loss = read.number("loss")});
+        if (line.starts_with("{\"kind\":\"train\",")) history.add_step(parse_record(line));
+        if (line.starts_with("{\"kind\":\"val\",")) history.add_validation(parse_record(line));
     });
     return history;
 }
