@@ -45,12 +45,6 @@ int checked_word(const MappedFile& file, size_t index, const char* name, int mos
     return value;
 }
 
-void check_size(const MappedFile& file, size_t bytes, const std::string& numbers) {
-    if (file.size() != bytes)
-        reject_file(file.path(), "%s make %zu bytes, but the file has %zu%s", numbers, bytes, file.size(),
-                    file.size() < bytes ? ": it is truncated" : "");
-}
-
 }  // namespace
 
 bool is_llmc_model(std::string_view first_bytes) {
@@ -76,11 +70,13 @@ LlmcModel::LlmcModel(const std::string& path) : file(path) {
     if (padded_vocab < shape.vocab_size)
         reject_file(path, "words 7 and 3 of the header: padded_vocab_size (%d) must be at least vocab_size (%d)",
                     padded_vocab, shape.vocab_size);
-    check_size(file, kHeaderBytes + llmc_elements(shape, padded_vocab) * size_of(type),
-               format("max_seq_len %d, vocab_size %d, num_layers %d, num_heads %d, channels %d, padded_vocab_size %d "
-                      "and %s",
-                      shape.n_positions, shape.vocab_size, shape.n_layer, shape.n_head, shape.n_embd, padded_vocab,
-                      name_of(type)));
+    const size_t bytes = kHeaderBytes + llmc_elements(shape, padded_vocab) * size_of(type);
+    if (file.size() != bytes)
+        reject_file(path,
+                    "max_seq_len %d, vocab_size %d, num_layers %d, num_heads %d, channels %d, padded_vocab_size %d and "
+                    "%s make %zu bytes, but the file has %zu%s",
+                    shape.n_positions, shape.vocab_size, shape.n_layer, shape.n_head, shape.n_embd, padded_vocab,
+                    name_of(type), bytes, file.size(), file.size() < bytes ? ": it is truncated" : "");
 }
 
 std::vector<float> LlmcModel::values(size_t first, size_t count) const {
