@@ -46,10 +46,8 @@ Validation evaluate(Gpt& gpt, uint64_t batches, const std::function<Batch()>& ne
     // Adding them in the stream's order gives the bits of a single rank.
     const double loss_sum = std::accumulate(losses.begin(), losses.end(), 0.0);
     gpt.sum_over_ranks(counts);
-    Validation result;
-    result.loss = loss_sum / targets;
-    if (bytes > 0) result.bits_per_byte = loss_sum / std::log(2.0) / bytes;
-    return result;
+    return {.loss = loss_sum / targets,
+            .bits_per_byte = bytes > 0 ? std::optional(loss_sum / std::log(2.0) / bytes) : std::nullopt};
 }
 
 std::vector<double> log_likelihoods(Gpt& gpt, const std::vector<Continuation>& texts,

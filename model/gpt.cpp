@@ -63,8 +63,6 @@ std::vector<MemoryRegion> plan_memory(const GptOptions& options) {
 
 Gpt::Gpt(const GptOptions& options, const GridComm& comm) {
     check_options(options);
-    Arena dry;
-    place_state(options, dry);
     const int sharers = options.shape.part(options.tensor_parallel.size).kv_head_parts;
     for (const auto& [rank, ranks, group] : {std::tuple(options.rank, options.ranks, comm.data),
                                              {options.context.rank, options.context.size, comm.context},
@@ -75,7 +73,7 @@ Gpt::Gpt(const GptOptions& options, const GridComm& comm) {
                 "model: options have rank %d of %d, the communicator rank %d of %d", rank, ranks, group.rank,
                 group.size);
     check_fits(options);
-    DeviceBuffer memory(dry.bytes());
+    DeviceBuffer memory(planned_bytes(options));
     Arena arena(static_cast<std::byte*>(memory.data()));
     state_ = std::make_unique<GptState>(place_state(options, arena));
     GptState& s = *state_;

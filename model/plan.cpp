@@ -31,8 +31,7 @@ std::vector<std::array<PassWork, 3>> work_of_parts(const GptOptions& options) {
     const GptShape& shape = options.shape;
     std::vector<std::array<PassWork, 3>> parts;
     for (const LayerRange& range : own_layers(options)) {
-        std::array<PassWork, 3>& passes = parts.emplace_back();
-        auto& [forward, backward, weights] = passes;
+        auto& [forward, backward, weights] = parts.emplace_back();
         double layers = 0, linear = 0;
         for (int layer = range.first; layer < range.end(); layer++)
             layers += 2 * work[size_t(layer)],

@@ -55,7 +55,6 @@ void print_description(TrainingRun& run) {
     const Config& c = run.config;
     const DeviceInfo device = device_info();
     run.matmul_path = device.matmul_path;
-    const size_t bytes = planned_bytes(run.gpt.options());
     run.progress.print(format("device   %s; %s", device.name.c_str(), device.matmul_path.c_str()));
     if (run.comm.size > 1)
         run.progress.print(
@@ -64,7 +63,7 @@ void print_description(TrainingRun& run) {
         format("model    %d layers, %d heads, %d channels, vocabulary %d: %.2f M parameters, %s, %.1f MiB",
                c.model.n_layer, c.model.n_head, c.model.n_embd, c.model.vocab_size,
                double(lay_out_tensors(run.gpt.options().shape).parameters) * 1e-6, name_of(c.train.precision),
-               double(bytes) / 0x1p20));
+               double(planned_bytes(run.gpt.options())) / 0x1p20));
     run.progress.print("update   " + rules_text(run.gpt.options()));
     run.progress.print(format("data     %s: %zu tokens, %zu windows of %d", run.dataset.train.description().c_str(),
                               run.dataset.train.token_count(), run.train_loader.windows(), c.train.seq_len));
