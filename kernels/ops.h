@@ -376,7 +376,8 @@ struct CrossEntropy {
 };
 void cross_entropy(const CrossEntropy& op, Stream stream);
 
-// *out (+)= sum of the losses, in a fixed order.
+// *out (+)= sum of the losses, each rounded to a multiple of 2^-26. Exact below 2^27, so also the sum of such sums does
+// not depend on the order.
 struct LossSum {
     double* out;        // (1)  = or += by `accumulate`
     const float* loss;  // (rows)

@@ -157,7 +157,7 @@ void cross_entropy(const CrossEntropy& op, Stream) {
 
 void loss_sum(const LossSum& op, Stream) {
     double sum = 0;
-    for (int row = 0; row < op.rows; row++) sum += op.loss[row];
+    for (int row = 0; row < op.rows; row++) sum += term_of_losses(op.loss[row]);
     *op.out = op.accumulate ? *op.out + sum : sum;
 }
 

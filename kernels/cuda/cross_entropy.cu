@@ -279,7 +279,7 @@ __global__ void __launch_bounds__(kSumThreads) loss_sum_kernel(LossSum op) {
     const float* __restrict__ loss = op.loss;
     double sum = 0;
 #pragma unroll 8
-    for (int row = int(threadIdx.x); row < op.rows; row += kSumThreads) sum += double(loss[row]);
+    for (int row = int(threadIdx.x); row < op.rows; row += kSumThreads) sum += term_of_losses(loss[row]);
     sum = block_sum(sum, s_sum);
     if (threadIdx.x == 0) *op.out = op.accumulate ? *op.out + sum : sum;
 }

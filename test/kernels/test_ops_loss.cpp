@@ -426,7 +426,7 @@ TEST_CASE("cross_entropy of parts: logits that are not finite", "[ops]") {
         }
 }
 
-// Sums of float numbers in double: float sums would be off by far more than this bound.
+// The sum is exact, in whatever order it is added.
 TEST_CASE("loss_sum", "[ops]") {
     for (int rows : {1, 7, 130, 5000})
         for (bool accumulate : {false, true}) {
@@ -438,6 +438,6 @@ TEST_CASE("loss_sum", "[ops]") {
             };
             ops::loss_sum(op(OnDevice<float>()), Stream());
             ref::loss_sum(op(OnHost()));
-            check_close(out, [&](size_t) { return 2 * (rows + 2) * 0x1p-53 * out.host[0]; });
+            check_close(out, [](size_t) { return 0; });
         }
 }

@@ -77,7 +77,7 @@ void cross_entropy(const ops::CrossEntropy& op) {
 // *out (+)= sum of loss[i]
 void loss_sum(const ops::LossSum& op) {
     double sum = 0;
-    for (int i = 0; i < op.rows; i++) sum += op.loss[i];
+    for (int i = 0; i < op.rows; i++) sum += std::nearbyint(double(op.loss[i]) * 0x1p26) * 0x1p-26;
     put(*op.out, sum, op.accumulate);
 }
 
