@@ -7,10 +7,10 @@ HF_CONFIG, OPTIONS = "training/models/hf_config.cpp", "runtime/config/model_opti
 
 FAULTS = [
     # ---- layers
-    (LAYERS, "the tied head's gradient is lost", ".accumulate_dwte = has_head_part || x.accumulate",
-     ".accumulate_dwte = x.accumulate"),
+    (LAYERS, "the tied head's gradient is lost", ".accumulate_dwte = has_head_part || accumulate",
+     ".accumulate_dwte = accumulate"),
     (LAYERS, "an untied embedding keeps the gradient of the previous step",
-     ".accumulate_dwte = has_head_part || x.accumulate", ".accumulate_dwte = true"),
+     ".accumulate_dwte = has_head_part || accumulate", ".accumulate_dwte = true"),
     (LAYERS, "the norms' epsilon is GPT-2's", "         .eps = float(x.shape->norm_eps)},\n        {w.weight.name});",
      "         .eps = 1e-5f},\n        {w.weight.name});"),
     (LAYERS, "QK norm's epsilon is GPT-2's", "op.eps = float(x.shape->norm_eps);", "op.eps = 1e-5f;"),
@@ -22,8 +22,8 @@ FAULTS = [
      "    op.out = attn.out;\n", "    op.out = attn.out;\n    op.window = 0;\n"),
     (ATTENTION, "queries are kept instead of keys", "qkv.from(channels - kept).data", "qkv.data"),
     (LAYERS, "all tokens are decoded at position 0",
-     ".channels = wte.weight.cols,\n         .positions = x.decode ? x.decode->positions : nullptr",
-     ".channels = wte.weight.cols,\n         .positions = nullptr"),
+     ".channels = wte.weight.cols,\n             .positions = x.decode ? x.decode->positions : nullptr",
+     ".channels = wte.weight.cols,\n             .positions = nullptr"),
     (LAYERS, "all tokens are rotated as at position 0",
      "op.positions = x.decode ? x.decode->positions : nullptr;", "op.positions = nullptr;"),
     (ATTENTION, "the first sequence's cache is filled", "x.cache->sequence(x.stream.layer, x.prefilled)",

@@ -32,11 +32,12 @@ import model_faults
 import optimizer_faults
 import pipeline_faults
 import rank_faults
+import segment_faults
 import tokenizer_faults
 
-FAULTS = (kernel_faults.FAULTS + attention_faults.FAULTS + chunk_faults.FAULTS + model_faults.FAULTS +
-          optimizer_faults.FAULTS + rank_faults.FAULTS + grid_faults.FAULTS + pipeline_faults.FAULTS +
-          tokenizer_faults.FAULTS + host_faults.FAULTS + gpu_faults.FAULTS)
+FAULTS = (kernel_faults.FAULTS + attention_faults.FAULTS + chunk_faults.FAULTS + segment_faults.FAULTS +
+          model_faults.FAULTS + optimizer_faults.FAULTS + rank_faults.FAULTS + grid_faults.FAULTS +
+          pipeline_faults.FAULTS + tokenizer_faults.FAULTS + host_faults.FAULTS + gpu_faults.FAULTS)
 ROOT = Path(__file__).resolve().parents[1]
 MODES = [("default order", "test_simt", []), ("seed 1", "test_simt", ["--seed", "1"]),
          ("seed 2", "test_simt", ["--seed", "2"]), ("seed 3", "test_simt", ["--seed", "3"]),

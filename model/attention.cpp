@@ -1,4 +1,5 @@
 // Attention over whole sequences, over a KV cache, and over sequences that the ranks of x.ring divide.
+#include <algorithm>
 #include <span>
 
 #include "kernels/comm.h"
@@ -60,9 +61,7 @@ std::span<const ChunkPair> pairs_with(int rank, int owner) {
 // Returns the rank `places` before this one in the ring.
 int rank_before(const Comm& comm, int places) { return (comm.rank - places + comm.size) % comm.size; }
 
-// The rows of a chunk of all sequences.
-size_t chunk_rows(const LayerContext& x) { return size_t(x.rows) / 2; }
-size_t chunk_kv(const LayerContext& x) { return chunk_rows(x) * size_t(x.shape->kv_channels()); }
+size_t chunk_kv(const LayerContext& x) { return size_t(x.chunk_rows()) * size_t(x.shape->kv_channels()); }
 
 // Step s of the ring uses the keys and values of the rank s places before this one, in ring.kv[s % 2], and passes them
 // to the next rank meanwhile.
@@ -90,16 +89,17 @@ ops::KeyChunk keys_of(const LayerContext& x, int step, const ChunkPair& pair) {
             .is_last = is_last};
 }
 
-void forward_pair(const LayerContext& x, ops::AttentionForward op, int step, const ChunkPair& pair) {
-    const size_t row = size_t(pair.queries) * chunk_rows(x), head_row = row * size_t(op.n_head);
+// Computes the attention of this rank's chunk `queries` to a chunk of keys.
+void forward_pair(const LayerContext& x, ops::AttentionForward op, int queries, const ops::KeyChunk& keys) {
+    const size_t row = size_t(queries) * size_t(x.chunk_rows()), head_row = row * size_t(op.n_head);
     const size_t attended = row * size_t(x.shape->attention_channels());
     const ops::RunningAttention& running = x.ring->running;
-    op.batch /= 2;
+    op.batch /= 2 * x.segments;
     op.out = op.out.from(attended), op.lse += head_row;
     op.qkv = op.qkv.from(row * size_t(x.shape->qkv_channels()));
     if (op.first_key) op.first_key += row;
-    if (op.dropout) op.dropout.keys += pair.queries * op.batch;
-    op.chunk = keys_of(x, step, pair);
+    if (op.dropout) op.dropout.keys += queries * op.batch;
+    op.chunk = keys;
     op.running = {running.out + attended, running.max + head_row, running.sum + head_row};
     run(x.stream, ops::attention_forward, op);
 }
@@ -109,24 +109,23 @@ void ring_forward(const LayerContext& x, const ops::AttentionForward& op) {
     const Comm& comm = x.ring->comm;
     for (int step = 0; step < comm.size; step++) {
         const Ticket passed = pass_on(x, step);
-        for (const ChunkPair& pair : pairs_with(comm.rank, rank_before(comm, step))) forward_pair(x, op, step, pair);
+        for (const ChunkPair& pair : pairs_with(comm.rank, rank_before(comm, step)))
+            forward_pair(x, op, pair.queries, keys_of(x, step, pair));
         wait(passed, comm, x.stream);
     }
 }
 
-// Adds the pair's gradients of keys and values to `dkv` of the owner's two chunks.
-void backward_pair(const LayerContext& x, ops::AttentionBackward op, int step, const ChunkPair& pair, float* dkv) {
-    const size_t row = size_t(pair.queries) * chunk_rows(x);
+// Computes the gradients of this rank's chunk `queries` and, in op.dkv, the gradients of a chunk of keys.
+void backward_pair(const LayerContext& x, ops::AttentionBackward op, int queries, const ops::KeyChunk& keys) {
+    const size_t row = size_t(queries) * size_t(x.chunk_rows());
     const size_t attended = row * size_t(x.shape->attention_channels()), qkv = row * size_t(x.shape->qkv_channels());
-    op.batch /= 2;
+    op.batch /= 2 * x.segments;
     op.dqkv = op.dqkv.from(qkv), op.qkv = op.qkv.from(qkv);
     op.dout = op.dout.from(attended), op.out = op.out.from(attended), op.lse += row * size_t(op.n_head);
     if (op.first_key) op.first_key += row;
-    if (op.dropout) op.dropout.keys += pair.queries * op.batch;
-    op.chunk = keys_of(x, step, pair);
+    if (op.dropout) op.dropout.keys += queries * op.batch;
+    op.chunk = keys;
     op.dquery = x.ring->running.out + attended;
-    op.dkv = dkv + size_t(pair.keys) * chunk_kv(x);
-    op.accumulate_dkv = pair.queries == 1 && pair.keys == 0 && rank_before(x.ring->comm, step) <= x.ring->comm.rank;
     run(x.stream, ops::attention_backward, op);
 }
 
@@ -144,7 +143,19 @@ Ticket return_gradients(const LayerContext& x, int step) {
                     ring.comm, x.stream);
 }
 
-void ring_backward(const LayerContext& x, const ops::AttentionBackward& op) {
+// Rounds the gradients of this rank's keys and values.
+void store_gradients(const LayerContext& x, View dqkv, const float* dkv) {
+    const size_t channels = size_t(x.shape->qkv_channels()), kv = size_t(x.shape->kv_channels());
+    run(x.stream, ops::cast_columns,
+        {.out = dqkv.from(channels - kv),
+         .inp = dkv,
+         .rows = size_t(x.rows),
+         .cols = kv,
+         .out_step = channels,
+         .inp_step = kv});
+}
+
+void ring_backward(const LayerContext& x, ops::AttentionBackward op) {
     const AttentionRing& ring = *x.ring;
     const int rank = ring.comm.rank, ranks = ring.comm.size;
     copy_keys_and_values(x, ring.kv[0], op.qkv);
@@ -153,8 +164,12 @@ void ring_backward(const LayerContext& x, const ops::AttentionBackward& op) {
         if (step < ranks) {
             const Ticket passed = pass_on(x, step);
             float* const dkv = step == 0 ? ring.dkv : ring.sent[step % 2];
-            for (const ChunkPair& pair : pairs_with(rank, rank_before(ring.comm, step)))
-                backward_pair(x, op, step, pair, dkv);
+            const int owner = rank_before(ring.comm, step);
+            for (const ChunkPair& pair : pairs_with(rank, owner)) {
+                op.dkv = dkv + size_t(pair.keys) * chunk_kv(x);
+                op.accumulate_dkv = pair.queries == 1 && pair.keys == 0 && owner <= rank;
+                backward_pair(x, op, pair.queries, keys_of(x, step, pair));
+            }
             wait(passed, ring.comm, x.stream);
         }
         if (step > 1) {
@@ -167,14 +182,65 @@ void ring_backward(const LayerContext& x, const ops::AttentionBackward& op) {
         }
         if (0 < step && step < ranks) returned = return_gradients(x, step);
     }
-    const size_t channels = size_t(x.shape->qkv_channels()), kv = size_t(x.shape->kv_channels());
-    run(x.stream, ops::cast_columns,
-        {.out = op.dqkv.from(channels - kv),
-         .inp = ring.dkv,
-         .rows = size_t(x.rows),
-         .cols = kv,
-         .out_step = channels,
-         .inp_step = kv});
+    store_gradients(x, op.dqkv, ring.dkv);
+}
+
+// ---- attention in terms ---------------------------------------------------------------------------------------------
+
+// Gathers the keys and values of all ranks.
+void gather_keys(const LayerContext& x, ConstView qkv) {
+    const Comm& comm = x.ring->comm;
+    const View all = x.ring->terms.kv, own = all.from(size_t(comm.rank * 2 * x.segments) * chunk_kv(x));
+    copy_keys_and_values(x, own, qkv);
+    const size_t bytes = size_t(2 * x.segments) * chunk_kv(x) * size_of(all.dtype);
+    wait(all_gather(all.data, own.data, bytes, comm, x.stream), comm, x.stream);
+}
+
+// Calls use(queries, place, keys) for the chunks of queries of a segment and the chunks of keys that they see, in the
+// order of the positions. `place` is the first element of a chunk of keys in the arrays of all ranks.
+void for_each_pair(const LayerContext& x, int segment, const auto& use) {
+    const ops::ChunkStarts starts = x.of_segment(segment).starts;
+    const int last = 2 * x.segments * x.ring->comm.size - 1;
+    for (int half : {0, 1}) {
+        const int own = starts.start(half, 2) / x.seq_len;
+        for (int number = 0; number <= own; number++) {
+            const size_t place = size_t(std::min(2 * number, 2 * (last - number) + 1)) * chunk_kv(x);
+            use(2 * segment + half, place,
+                ops::KeyChunk{.kv = x.ring->terms.kv.from(place),
+                              .start = number * x.seq_len,
+                              .distance = (own - number) * x.seq_len,
+                              .is_first = number == 0,
+                              .is_last = number == own});
+        }
+    }
+}
+
+void gathered_forward(const LayerContext& x, const ops::AttentionForward& op) {
+    gather_keys(x, op.qkv);
+    for (int segment = 0; segment < x.segments; segment++)
+        for_each_pair(x, segment,
+                      [&](int queries, size_t, const ops::KeyChunk& keys) { forward_pair(x, op, queries, keys); });
+}
+
+// The gradients of keys and values have a term for each segment of queries.
+void gathered_backward(const LayerContext& x, ops::AttentionBackward op) {
+    gather_keys(x, op.qkv);
+    const AttentionRing& ring = *x.ring;
+    const size_t own = size_t(2 * x.segments) * chunk_kv(x), all = own * size_t(ring.comm.size);
+    op.accumulate_dkv = true;
+    for (int segment = 0; segment < x.segments; segment++) {
+        float* const term = term_of(x, ring.terms.dkv, segment);
+        run(x.stream, ops::fill, {.out = term, .count = all, .value = 0});
+        for_each_pair(x, segment, [&](int queries, size_t place, const ops::KeyChunk& keys) {
+            op.dkv = term + place;
+            backward_pair(x, op, queries, keys);
+        });
+        add_term(x, ring.terms.dkv, segment, all);
+    }
+    float* const mine = ring.terms.dkv + size_t(ring.comm.rank) * own;
+    const ReduceScatter sum{mine, ring.terms.scratch, ring.terms.dkv, own};
+    wait(reduce_scatter_sum(sum, ring.comm, x.stream), ring.comm, x.stream);
+    store_gradients(x, op.dqkv, mine);
 }
 
 }  // namespace
@@ -198,6 +264,7 @@ void attention_forward(const LayerContext& x, ConstView qkv, const AttentionActi
     ops::AttentionForward op{};
     set_sequences(op, x, qkv, attn);
     op.out = attn.out.view;
+    if (x.ring->terms.kv) return gathered_forward(x, op);
     if (x.ring->comm.size > 1) return ring_forward(x, op);
     run(x.stream, ops::attention_forward, op);
     if (x.prefilled >= 0) copy_keys_and_values(x, x.cache->sequence(x.stream.layer, x.prefilled), qkv);
@@ -211,6 +278,7 @@ void attention_backward(const LayerContext& x, ConstView qkv, const AttentionAct
     op.scratch = x.scratch;
     op.dout = dout;
     op.out = attn.out;
+    if (x.ring->terms.kv) return gathered_backward(x, op);
     if (x.ring->comm.size > 1) return ring_backward(x, op);
     run(x.stream, ops::attention_backward, op);
 }

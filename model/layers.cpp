@@ -4,37 +4,68 @@
 
 void embedding_forward(const LayerContext& x, const LayerWeights& wte, const LayerWeights& wpe, const int* tokens,
                        const Activation& out) {
-    run(x.stream, ops::embedding_forward,
-        {.out = rows_to_sum(x, out.view),
-         .tokens = tokens,
-         .wte = wte.weight.value,
-         .wpe = x.group->comm.rank == 0 ? wpe.weight.value : nullptr,
-         .batch = x.batch,
-         .seq_len = x.seq_len,
-         .channels = wte.weight.cols,
-         .positions = x.decode ? x.decode->positions : nullptr,
-         .starts = x.starts,
-         .part = {.first_token = x.group->comm.rank * wte.weight.rows, .tokens = wte.weight.rows}});
+    for (int number = 0; number < x.segments; number++) {
+        const LayerContext segment = x.of_segment(number);
+        const size_t row = x.segment_row(number);
+        run(x.stream, ops::embedding_forward,
+            {.out = rows_to_sum(x, out.view).from(row * size_t(wte.weight.cols)),
+             .tokens = tokens + row,
+             .wte = wte.weight.value,
+             .wpe = x.group->comm.rank == 0 ? wpe.weight.value : nullptr,
+             .batch = segment.batch,
+             .seq_len = x.seq_len,
+             .channels = wte.weight.cols,
+             .positions = x.decode ? x.decode->positions : nullptr,
+             .starts = segment.starts,
+             .part = {.first_token = x.group->comm.rank * wte.weight.rows, .tokens = wte.weight.rows}});
+    }
     sum_rows(x, out.view, rows_to_sum(x, out.view));
 }
 
+// A part of a tensor's sum over the ranks that adds nothing: x + -0 is x, also if x is -0.
+static void fill_with_nothing(const LayerContext& x, float* out, size_t count) {
+    if (out) run(x.stream, ops::fill, {.out = out, .count = count, .value = -0.0f});
+}
+
+// With terms, the first rank of a ring has the gradients of all its ranks' rows.
 void embedding_backward(const LayerContext& x, const LayerWeights& wte, const LayerWeights& wpe, const int* tokens,
                         ConstView dout, bool has_head_part) {
-    run(x.stream, ops::embedding_backward,
-        {.dwte = wte.weight.grad,
-         .dwpe = wpe.weight.grad,
-         .scratch = x.scratch,
-         .dout = gather_rows(x, dout),
-         .tokens = tokens,
-         .batch = x.batch,
-         .seq_len = x.seq_len,
-         .channels = wte.weight.cols,
-         .vocab = wte.weight.rows,
-         .n_positions = wpe.weight.rows,
-         .accumulate = x.accumulate,
-         .accumulate_dwte = has_head_part || x.accumulate,
-         .first_token = x.group->comm.rank * wte.weight.rows,
-         .starts = x.starts});
+    const size_t channels = size_t(wte.weight.cols), rows = size_t(x.rows);
+    const Comm& ring = x.ring->comm;
+    ConstView all = gather_rows(x, dout);
+    LayerContext whole = x;
+    if (const SegmentTerms& terms = x.ring->terms; terms.rows) {
+        const View own = terms.rows.from(size_t(ring.rank) * rows * channels);
+        copy_on_device(own.data, all.data, rows * channels * size_of(own.dtype), x.stream);
+        all_gather(terms.rows.data, own.data, rows * channels * size_of(own.dtype), ring, x.stream);
+        wait(all_gather(terms.tokens, tokens, rows * sizeof(int), ring, x.stream), ring, x.stream);
+        if (ring.rank > 0) {
+            fill_with_nothing(x, wte.weight.grad, size_t(wte.weight.rows) * channels);
+            return fill_with_nothing(x, wpe.weight.grad, size_t(wpe.weight.rows) * channels);
+        }
+        all = terms.rows, tokens = terms.tokens;
+        whole.batch *= ring.size, whole.rows *= ring.size, whole.segments *= ring.size;
+    }
+    for (int number = 0; number < whole.segments; number++) {
+        const LayerContext segment = whole.of_segment(number);
+        const size_t row = whole.segment_row(number);
+        const bool accumulate = x.accumulate || number > 0;
+        run(x.stream, ops::embedding_backward,
+            {.dwte = wte.weight.grad,
+             .dwpe = wpe.weight.grad,
+             .scratch = x.scratch,
+             .dout = all.from(row * channels),
+             .tokens = tokens + row,
+             .batch = segment.batch,
+             .seq_len = x.seq_len,
+             .channels = wte.weight.cols,
+             .vocab = wte.weight.rows,
+             .n_positions = wpe.weight.rows,
+             .accumulate = accumulate,
+             .accumulate_dwte = has_head_part || accumulate,
+             .first_token = x.group->comm.rank * wte.weight.rows,
+             .starts = segment.starts});
+    }
 }
 
 void residual_norm_forward(const LayerContext& x, const LayerWeights& w, ResidualSum in, const Activation& residual,
@@ -63,7 +94,7 @@ static void sum_vector(const LayerContext& x, float* out, const float* terms, in
 
 void residual_norm_backward(const LayerContext& x, const LayerWeights& w, ConstView residual,
                             const NormActivations& norm, ConstView dout, View dresidual, bool accumulate_dresidual) {
-    const int n = w.weight.grad || w.bias.grad ? x.group->parts : 1, rows = x.own_rows() / n;
+    const int n = w.weight.grad || w.bias.grad ? x.group->row_terms : 1, rows = x.own_rows() / n;
     const auto channels = size_t(x.shape->n_embd);
     float* const terms = x.group->vectors;
     for (int part = 0; part < n; part++) {
@@ -90,25 +121,22 @@ void residual_norm_backward(const LayerContext& x, const LayerWeights& w, ConstV
     sum_vector(x, w.bias.grad, terms + size_t(n) * channels, n, x.shape->n_embd);
 }
 
-// Drops this rank's rows. The first chunks of sequences and the second ones have different starts.
+// Drops this rank's rows. The first chunks of a segment's sequences and the second ones have different starts.
 static void drop(const LayerContext& x, DropoutSite site, View out, ConstView inp) {
     const auto channels = size_t(x.shape->n_embd);
-    const bool has_chunks = x.starts.first != x.starts.second;
-    const int rows = x.own_rows() / x.bands();
-    for (int row = 0; row < x.own_rows(); row += rows) {
-        const int first = x.first_row(row / rows), end = first + rows;
-        const int second_chunks = has_chunks ? std::clamp(x.rows / 2, first, end) : end;
-        for (const auto& [from, to, start] :
-             {std::tuple(first, second_chunks, x.starts.first), {second_chunks, end, x.starts.second}})
-            if (from < to)
-                run(x.stream, ops::dropout,
-                    {.out = out.from(size_t(row + from - first) * channels),
-                     .inp = inp.from(size_t(row + from - first) * channels),
-                     .mask = x.dropout_at(site),
-                     .count = size_t(x.seq_len) * channels,
-                     .first = size_t(from) * channels,
-                     .elements = size_t(to - from) * channels,
-                     .start = size_t(start) * channels});
+    const int rows = x.own_rows() / x.bands(), chunks = x.starts.first == x.starts.second ? x.rows : x.chunk_rows();
+    for (int row = 0, count = 0; row < x.own_rows(); row += count) {
+        const int from = x.first_row(row / rows) + row % rows, chunk = from / chunks;
+        count = std::min(rows - row % rows, (chunk + 1) * chunks - from);
+        const ops::ChunkStarts starts = x.of_segment(chunk / 2).starts;
+        run(x.stream, ops::dropout,
+            {.out = out.from(size_t(row) * channels),
+             .inp = inp.from(size_t(row) * channels),
+             .mask = x.dropout_at(site),
+             .count = size_t(x.seq_len) * channels,
+             .first = size_t(from) * channels,
+             .elements = size_t(count) * channels,
+             .start = size_t(starts.start(chunk % 2, 2)) * channels});
     }
 }
 
@@ -127,32 +155,35 @@ ConstView dropout_backward(const LayerContext& x, DropoutSite site, ConstView do
     return buffer;
 }
 
-// Sets what the forward and the backward op of heads have in common.
-static void set_heads(auto& op, const LayerContext& x, const LayerWeights& q_norm, const LayerWeights& k_norm,
-                      const AttentionActivations& attn) {
-    op.raw = attn.raw.view;
-    op.rstd = attn.rstd.view.as<float>();
+// Sets what the forward and the backward op of a segment's heads have in common.
+static void set_heads(auto& op, const LayerContext& x, int segment, const LayerWeights& q_norm,
+                      const LayerWeights& k_norm, const AttentionActivations& attn) {
+    const size_t head = x.segment_row(segment) * size_t(x.shape->n_head + x.shape->kv_heads());
+    op.raw = attn.raw.view.from(head * size_t(x.shape->head_size()));
+    op.rstd = attn.rstd.view.from(head).as<float>();
     op.q_weight = q_norm.weight.value;
     op.k_weight = k_norm.weight.value;
     op.table = x.rope_table;
-    op.batch = x.batch;
+    op.batch = x.batch / x.segments;
     op.seq_len = x.seq_len;
     op.n_head = x.shape->n_head;
     op.n_kv_head = x.shape->kv_heads();
     op.head_size = x.shape->head_size();
     op.rotary = x.shape->rotary();
-    op.starts = x.starts;
+    op.starts = x.of_segment(segment).starts;
 }
 
 void heads_forward(const LayerContext& x, const LayerWeights& q_norm, const LayerWeights& k_norm, const Activation& qkv,
                    const AttentionActivations& attn) {
     if (!x.shape->changes_heads() || x.has(qkv)) return;
-    ops::QkNormRopeForward op{};
-    set_heads(op, x, q_norm, k_norm, attn);
-    op.qkv = qkv.view;
-    op.eps = float(x.shape->norm_eps);
-    op.positions = x.decode ? x.decode->positions : nullptr;
-    run(x.stream, ops::qk_norm_rope_forward, op);
+    for (int number = 0; number < x.segments; number++) {
+        ops::QkNormRopeForward op{};
+        set_heads(op, x, number, q_norm, k_norm, attn);
+        op.qkv = qkv.view.from(x.segment_row(number) * size_t(x.shape->qkv_channels()));
+        op.eps = float(x.shape->norm_eps);
+        op.positions = x.decode ? x.decode->positions : nullptr;
+        run(x.stream, ops::qk_norm_rope_forward, op);
+    }
 }
 
 // The sums over heads have a term for each part of the heads, whose arrays are copied.
@@ -186,19 +217,47 @@ static void heads_backward_by_part(const LayerContext& x, const ops::QkNormRopeB
     sum_vector(x, whole.dk_weight, x.group->vectors + n * size, n, size);
 }
 
+// Adds the terms of segments, which are sums over the heads of all ranks of x.group. Only its first rank has the sum.
+static void sum_head_vectors(const LayerContext& x, float* dq_weight, float* dk_weight) {
+    const TensorParallelGroup& group = *x.group;
+    float* const terms = x.ring->terms.head_vectors;
+    const int size = x.shape->head_size();
+    const size_t own = round_up(2 * size_t(x.segments * size), size_t(group.comm.size)) / size_t(group.comm.size);
+    float* const part = terms + size_t(group.comm.rank) * own;
+    reduce_scatter_sum({part, group.scratch, terms, own}, group.comm, x.stream);
+    wait(all_gather(terms, part, own * sizeof(float), group.comm, x.stream), group.comm, x.stream);
+    for (const auto& [out, first] : {std::pair(dq_weight, terms), {dk_weight, terms + x.segments * size}}) {
+        if (group.comm.rank > 0)
+            fill_with_nothing(x, out, size_t(size));
+        else
+            sum_vector(x, out, first, x.segments, size);
+    }
+}
+
 void heads_backward(const LayerContext& x, const LayerWeights& q_norm, const LayerWeights& k_norm, ConstView qkv,
                     const AttentionActivations& attn, View dqkv) {
     if (!x.shape->changes_heads()) return;
-    ops::QkNormRopeBackward op{};
-    set_heads(op, x, q_norm, k_norm, attn);
-    op.dqkv = dqkv;
-    op.dq_weight = q_norm.weight.grad;
-    op.dk_weight = k_norm.weight.grad;
-    op.scratch = x.scratch;
-    op.qkv = qkv;
-    op.accumulate = x.accumulate;
-    if (op.dq_weight && x.group->parts > 1) return heads_backward_by_part(x, op);
-    run(x.stream, ops::qk_norm_rope_backward, op);
+    const bool has_terms = q_norm.weight.grad && x.ring->terms.head_vectors;
+    for (int number = 0; number < x.segments; number++) {
+        const size_t first = x.segment_row(number) * size_t(x.shape->qkv_channels());
+        ops::QkNormRopeBackward op{};
+        set_heads(op, x, number, q_norm, k_norm, attn);
+        op.dqkv = dqkv.from(first);
+        op.dq_weight = q_norm.weight.grad;
+        op.dk_weight = k_norm.weight.grad;
+        op.scratch = x.scratch;
+        op.qkv = qkv.from(first);
+        op.accumulate = x.accumulate;
+        if (has_terms) {
+            op.dq_weight = x.ring->terms.head_vectors + number * op.head_size;
+            op.dk_weight = op.dq_weight + x.segments * op.head_size;
+        }
+        if (op.dq_weight && x.group->parts > 1)
+            heads_backward_by_part(x.of_segment(number), op);
+        else
+            run(x.stream, ops::qk_norm_rope_backward, op);
+    }
+    if (has_terms) sum_head_vectors(x, q_norm.weight.grad, k_norm.weight.grad);
 }
 
 // The activation at the end of an MLP's first GEMM; with a gate it is a separate op.
@@ -294,9 +353,14 @@ void head_forward_backward(const LayerContext& x, const LayerWeights& w, ConstVi
     // May be `all`: the gradient of a row overwrites it after its use.
     const View dall = group.parts > 1 ? group.terms : rows_to_sum(x, head.dinp);
     LayerContext some = x;
-    for (int row = 0; row < x.rows; row += head_rows) {
-        some.rows = std::min(head_rows, x.rows - row);
-        some.accumulate = x.accumulate || row > 0;
+    const int segment_rows = x.rows / x.segments;
+    for (int row = 0; row < x.rows; row += some.rows) {
+        // Some whole segments, or a part of one.
+        const int left = segment_rows - row % segment_rows, segments = std::max(head_rows / segment_rows, 1);
+        some.rows = std::min({head_rows, segments * segment_rows, segments > 1 ? x.rows - row : left});
+        some.segments = std::max(some.rows / segment_rows, 1);
+        some.accumulate = x.accumulate || left < segment_rows;
+        some.terms = {.first = row / segment_rows, .is_complete = some.rows >= left};
         const HeadRows rows{some, w, head, row};
         const ConstView part_inp = all.from(size_t(row) * C);
         for (int part = 0; part < group.parts; part++)
@@ -319,6 +383,7 @@ void head_forward_backward(const LayerContext& x, const LayerWeights& w, ConstVi
                  .parts = group.comm.size * group.parts,
                  .first_token = rows.first_token(part)});
             const size_t place = size_t(part) * size_t(x.rows) + size_t(row);
+            some.terms.element = size_t(part) * size_t(rows.tokens) * C;
             if (is_training)
                 linear_backward(some, rows.weights(part), part_inp, rows.logits(part), dall.from(place * C));
         }

@@ -4,6 +4,8 @@
 // accumulates the gradients of its parameters. Shapes are documented in activations.h and tensors.cpp.
 #pragma once
 
+#include <vector>
+
 #include "kernels/base/dropout.h"
 #include "kernels/comm.h"
 #include "kernels/op_stream.h"
@@ -41,6 +43,7 @@ struct TensorParallelGroup {
     // The parts of this rank's heads, hidden channels, tokens and rows. Each has its own term in sums over the ranks;
     // see terms_of_sums().
     int parts = 1;
+    int row_terms = 1;                    // of sums over this rank's rows of the residual stream
     int max_bands = 1;                    // of LayerContext::bands()
     View gathered;                        // (B, T, C)
     View terms;                           // (parts, B, T, C), of a sum
@@ -48,7 +51,7 @@ struct TensorParallelGroup {
     View part_channels, part_weight;      // a part's channels of all rows, and its part of a weight
     View part_raw;                        // a part of AttentionActivations::raw, with weights of QK norm
     float* part_rstd = nullptr;           // the same of AttentionActivations::rstd
-    float* vectors = nullptr;             // (2, parts, C), terms of the gradients of vectors
+    float* vectors = nullptr;             // (2, parts or row_terms, C), terms of the gradients of vectors
     void* scratch = nullptr;              // of reduce_scatter_sum()
     ops::VocabularySums* sums = nullptr;  // (ranks, parts, head rows)
     // The ranks with the same key/value head, and the part of qkv that each computes.
@@ -57,22 +60,47 @@ struct TensorParallelGroup {
     View kv_parts;      // (ranks, B, T, computed KV channels), the keys and values of computed_qkv
 };
 
-// The ranks that divide the sequences, and the buffers of ring attention, which are null with one rank.
+// The buffers of sums that have a term for each segment: see ContextParallel. The arrays of all ranks are in the order
+// of the segments.
+struct SegmentTerms {
+    // Partial sums, each as large as the largest array of terms. A sum along a binary tree needs one for each power of
+    // two below its number of terms.
+    std::vector<float*> levels;
+    View kv;                        // (ranks, B, T, KV channels), the keys and values of all ranks
+    float* dkv = nullptr;           // (ranks, B, T, KV channels), their gradients
+    View rows;                      // (ranks, B, T, C), of all ranks; null with one rank
+    int* tokens = nullptr;          // (ranks, B, T), the same
+    float* head_vectors = nullptr;  // (2, segments, head size), gradients of the weights of QK norm
+    void* scratch = nullptr;        // of reduce_scatter_sum()
+};
+
+// The ranks that divide the sequences, and the buffers of attention over chunks, which are null with one segment.
 struct AttentionRing {
     Comm comm;
-    View kv[2];                     // (B, T, KV channels), of this rank's keys and values and of the previous rank's
     ops::RunningAttention running;  // its `out` is the sum of the gradients of the queries in backward
-    float* dkv = nullptr;           // (B, T, KV channels), this rank's gradients
+    SegmentTerms terms;
+    // Of ring attention, without terms.
+    View kv[2];            // (B, T, KV channels), of this rank's keys and values and of the previous rank's
+    float* dkv = nullptr;  // (B, T, KV channels), this rank's gradients
     // Terms of the gradients of another rank's keys and values, to be sent; and of this rank's, as received.
     float *sent[2] = {}, *received = nullptr;
+};
+
+// The place of some rows' gradients in sums with terms.
+struct TermPlace {
+    int first = 0;            // the number of the first segment's term
+    bool is_complete = true;  // the rows are whole segments, or the last ones of a segment
+    size_t element = 0;       // the first that the sum may use of SegmentTerms::levels
 };
 
 // The arguments of every layer other than its parameters and activations.
 struct LayerContext {
     const GptShape* shape;         // this rank's part
     int batch, seq_len;            // B, T, of this rank's part of the batch
-    ops::ChunkStarts starts = {};  // of its sequences
+    ops::ChunkStarts starts = {};  // of its sequences; with several segments, of the first one's
     int rows;                      // B T, or fewer for the head
+    int segments = 1;              // that the rows are divided into
+    TermPlace terms = {};
     const TensorParallelGroup* group;
     const AttentionRing* ring;
     OpStream stream;
@@ -99,6 +127,17 @@ struct LayerContext {
         mask.place += uint32_t(site) << 16;
         return mask;
     }
+    // Returns the context of a segment's rows, which are the first ones of its arrays.
+    LayerContext of_segment(int number) const {
+        LayerContext x = *this;
+        x.batch /= segments, x.rows /= segments, x.segments = 1;
+        x.starts.first += number * seq_len, x.starts.second -= number * seq_len;
+        return x;
+    }
+    // The rows of the first or of the second chunks of a segment's sequences.
+    int chunk_rows() const { return rows / (2 * segments); }
+    // The first of the rows of a segment.
+    size_t segment_row(int number) const { return size_t(number) * size_t(rows / segments); }
     bool has(const Activation& activation) const { return is_recomputing && activation.is_kept; }
     // This rank's rows of the residual stream. All rows are divided into bands, and each band over the ranks, so that
     // the collectives of one band overlap the GEMM of another.
@@ -121,6 +160,11 @@ ConstView gather_rows(const LayerContext& x, ConstView own);
 void sum_rows(const LayerContext& x, View own, ConstView terms, int n = 1);
 // Returns the place for this rank's term if it has one: x.group->gathered, or `own` with one rank.
 View rows_to_sum(const LayerContext& x, View own);
+
+// A sum along a binary tree over 2^n terms, in `out`; does nothing if that is null. Compute each term in term_of(),
+// then call add_term() for its `count` elements, in the order of the terms. `element`: see TermPlace.
+float* term_of(const LayerContext& x, float* out, int number, size_t element = 0);
+void add_term(const LayerContext& x, float* out, int number, size_t count, size_t element = 0);
 
 // Copies `count` channels of some rows. `to` and `from` have to_width and from_width channels.
 void copy_channels(const LayerContext& x, View to, int to_width, ConstView from, int from_width, int count, int rows);

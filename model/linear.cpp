@@ -1,4 +1,6 @@
 // The linear layers, and the collectives of the ranks that divide them.
+#include <bit>
+
 #include "kernels/comm.h"
 #include "kernels/op_stream.h"
 #include "model/activations.h"
@@ -102,18 +104,41 @@ void linear_forward(const LayerContext& x, const LayerWeights& w, ConstView inp,
         {w.weight.name});
 }
 
+// Returns a partial sum of a sum with terms.
+static float* level_of(const LayerContext& x, float* out, int level, size_t element) {
+    return level == 0 || !out ? out : x.ring->terms.levels[size_t(level) - 1] + element;
+}
+
+float* term_of(const LayerContext& x, float* out, int number, size_t element) {
+    return level_of(x, out, std::popcount(unsigned(number)), element);
+}
+
+void add_term(const LayerContext& x, float* out, int number, size_t count, size_t element) {
+    for (int level = std::popcount(unsigned(number)); out && number % 2 == 1; level--, number /= 2)
+        run(x.stream, ops::add,
+            {.out = level_of(x, out, level - 1, element), .inp = level_of(x, out, level, element), .count = count});
+}
+
 void linear_backward_weight(const LayerContext& x, const LayerWeights& w, ConstView inp, ConstView dout) {
-    run(x.stream, ops::matmul_backward_weight,
-        {.dweight = w.weight.grad,
-         .dbias = w.bias.grad,
-         .scratch = x.scratch,
-         .dout = dout,
-         .inp = inp,
-         .rows = x.rows,
-         .n = w.weight.rows,
-         .k = w.weight.cols,
-         .accumulate = x.accumulate},
-        {w.weight.name});
+    const size_t n = size_t(w.weight.rows), k = size_t(w.weight.cols), bias = x.terms.element + n * k;
+    for (int number = 0; number < x.segments; number++) {
+        const size_t row = x.segment_row(number);
+        const int term = x.terms.first + number;
+        run(x.stream, ops::matmul_backward_weight,
+            {.dweight = term_of(x, w.weight.grad, term, x.terms.element),
+             .dbias = term_of(x, w.bias.grad, term, bias),
+             .scratch = x.scratch,
+             .dout = dout.from(row * n),
+             .inp = inp.from(row * k),
+             .rows = x.rows / x.segments,
+             .n = w.weight.rows,
+             .k = w.weight.cols,
+             .accumulate = x.accumulate},
+            {w.weight.name});
+        if (!x.terms.is_complete) continue;
+        add_term(x, w.weight.grad, term, n * k, x.terms.element);
+        add_term(x, w.bias.grad, term, n, bias);
+    }
 }
 
 static void linear_backward_input(const LayerContext& x, const LayerWeights& w, ConstView dout, View dinp,

@@ -80,10 +80,16 @@ std::string tensor_parallel_problem(const GptOptions& o) {
     return "";
 }
 
+int segments_of_ring(const GptOptions& o, int seq_len) {
+    int all = int(std::bit_floor(unsigned(o.training ? o.max_terms : 1)));
+    while (all > 1 && seq_len % (32 * all) != 0) all /= 2;
+    return all > 1 && all % o.context.size == 0 ? all / o.context.size : 0;
+}
+
 int terms_of_sums(const GptOptions& o) {
     GptOptions divided = o;
     int& parts = divided.tensor_parallel.size;
-    const int most = o.training ? std::min(o.tensor_terms, o.shape.kv_heads()) : 1;
+    const int most = o.training ? std::min(o.max_terms, o.shape.kv_heads()) : 1;
     for (parts = int(std::bit_floor(unsigned(most))); parts > o.tensor_parallel.size; parts /= 2)
         if (tensor_parallel_problem(divided).empty()) return parts;
     return o.tensor_parallel.size;

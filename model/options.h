@@ -21,26 +21,37 @@ struct BatchSizes {
 };
 
 // A rank's place among those that divide every sequence: context parallelism, for which attention is a ring (Liu et
-// al., arXiv 2310.01889). Of the 2 size chunks of a sequence, rank r has the chunks r and 2 size - 1 - r, so that
-// causal attention is the same work on every rank.
+// al., arXiv 2310.01889). Of the 2 n chunks of a sequence, segment i has the chunks i and 2 n - 1 - i, so that causal
+// attention is about the same work for every segment. A rank has one segment, or several successive ones if sums over
+// positions have a term per segment; then the ring does not affect the terms.
 struct ContextParallel {
     int rank = 0, size = 1;
+    int segments = 0;  // of this rank; 0: one, and sums over positions have a term per rank
 
+    bool has_terms() const { return segments > 0; }
+    int own_segments() const { return has_terms() ? segments : 1; }
+    int all_segments() const { return size * own_segments(); }
+    bool is_divided() const { return all_segments() > 1; }
     // Whether sequences of this length can be divided. A chunk is a multiple of 16 tokens, as the squares of a dropout
     // mask.
-    bool divides(int seq_len) const { return size == 1 || seq_len % (32 * size) == 0; }
-    // This rank's part of a batch: the first chunks of its sequences, then the second ones, as sequences.
+    bool divides(int seq_len) const { return !is_divided() || seq_len % (32 * all_segments()) == 0; }
+    // This rank's part of a batch: of each segment, the first chunks of all sequences, then the second ones, as
+    // sequences.
     BatchSizes part(const BatchSizes& whole) const {
-        return size == 1 ? whole : BatchSizes{2 * whole.batch, whole.seq_len / (2 * size)};
+        if (!is_divided()) return whole;
+        return {2 * own_segments() * whole.batch, whole.seq_len / (2 * all_segments())};
     }
-    // The positions of the part's sequences, which have seq_len tokens.
-    ops::ChunkStarts starts(int seq_len) const {
-        return size == 1 ? ops::ChunkStarts() : ops::ChunkStarts{rank * seq_len, (2 * size - 1 - rank) * seq_len};
+    // The positions of the sequences of a segment of this rank, which have seq_len tokens.
+    ops::ChunkStarts starts(int seq_len, int segment = 0) const {
+        const int number = rank * own_segments() + segment;
+        if (!is_divided()) return {};
+        return {number * seq_len, (2 * all_segments() - 1 - number) * seq_len};
     }
     // The row of a batch that is the first of sequence `b` of the part. The sequence's other rows follow it.
     int first_row(const BatchSizes& whole, int b) const {
         const BatchSizes own = part(whole);
-        return b % whole.batch * whole.seq_len + starts(own.seq_len).start(b, own.batch);
+        const int each = own.batch / own_segments();
+        return b % whole.batch * whole.seq_len + starts(own.seq_len, b / each).start(b % each, each);
     }
 };
 
@@ -92,7 +103,7 @@ struct GptOptions {
     // gradients too, even while they accumulate; 3: parameters too.
     int zero_stage = 0;
     bool deterministic_reduce = false;  // sum gradients in the same order for any number of ranks and micro-steps
-    int tensor_terms = 1;     // the most of terms_of_sums(); for more than 1, deterministic_reduce is required
+    int max_terms = 1;  // of terms_of_sums() and segments_of_ring(); for more than 1, deterministic_reduce is required
     size_t bucket_bytes = 0;  // maximum size of successive blocks' gradients that are reduced together
 
     // The rows of a rank's pass.
@@ -131,9 +142,14 @@ std::vector<LayerRange> layer_ranges(const GptOptions& options);
 std::vector<LayerRange> own_layers(const GptOptions& options);
 
 // Returns the number of terms of every sum that tensor parallelism divides: at least the number of ranks, and in
-// training the largest power of two up to tensor_terms into which the model can be divided without sharing key/value
+// training the largest power of two up to max_terms into which the model can be divided without sharing key/value
 // heads. So the sums are the same for all numbers of ranks up to that one: each rank has an aligned block of the terms.
 int terms_of_sums(const GptOptions& options);
+
+// Returns ContextParallel::segments for a ring: all its ranks together have the largest power of two up to max_terms
+// into which sequences of any multiple of `seq_len` tokens can be divided. 0 if the ring has not that many ranks, or
+// other numbers.
+int segments_of_ring(const GptOptions& options, int seq_len);
 
 // Returns why the model cannot be divided as tensor_parallel says, naming configuration keys; empty if it can.
 std::string tensor_parallel_problem(const GptOptions& options);

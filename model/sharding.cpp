@@ -127,6 +127,31 @@ void sum_in_group(GptState& s, float* grads, const FlatRange& range) {
     copy_parts(false);
 }
 
+// Sums a tensor's gradient over the ring. Each rank keeps a piece of the sum and has -0 elsewhere, so that the sum over
+// all ranks at the end of the step has the sum once.
+void sum_into_pieces(GptState& s, float* grad, size_t elements) {
+    const Comm& ring = s.ring.comm;
+    const size_t count = round_up(elements, kTensorAlignment) / size_t(ring.size), before = size_t(ring.rank) * count;
+    float* const own = grad + before;
+    const ReduceScatter op{.out = own, .scratch = s.ring.terms.scratch, .inp = grad, .count = count};
+    wait(reduce_scatter_sum(op, ring, s.stream), ring, s.stream);
+    run(s.stream, ops::fill, {.out = grad, .count = before, .value = -0.0f});
+    const size_t after = size_t(ring.size) * count - before - count;
+    run(s.stream, ops::fill, {.out = own + count, .count = after, .value = -0.0f});
+}
+
+// Sums the gradients of a micro-step over the ring if they have terms.
+void sum_in_ring(GptState& s, size_t level, const FlatRange& range, Pass::Kind kind) {
+    if (s.ring.comm.size == 1 || !s.options.context.has_terms()) return;
+    for (const Tensor& tensor : s.layout.tensors) {
+        const bool is_deferred = s.options.pipeline.defers_weights() && tensor_table()[size_t(tensor.row)].is_linear();
+        if (is_deferred == (kind == Pass::weights) && range.begin <= tensor.begin && tensor.begin < range.end)
+            sum_into_pieces(s, s.levels[level] + tensor.begin, tensor.count);
+    }
+    if (!s.head_levels.empty() && kind == Pass::backward)
+        sum_into_pieces(s, s.head_levels[level], s.layout.bucket_elements(s.layout.tied_bucket));
+}
+
 // levels[top - 1] += levels[top] in a range, repeated `times` times downward, and the same for the head's levels.
 void merge_levels(GptState& s, int top, int times, const FlatRange& range) {
     for (; times > 0; times--, top--) {
@@ -149,6 +174,7 @@ void end_micro_step(GptState& s, Pass::Kind kind, int chunk) {
     if (!s.options.deterministic_reduce) return;
     const FlatRange& own = s.layout.chunks[size_t(chunk)];
     if (kind == Pass::backward) sum_in_group(s, s.levels[size_t(std::popcount(index))], own);
+    sum_in_ring(s, size_t(std::popcount(index)), own, kind);
     const auto merge = [&](const FlatRange& range) {
         merge_levels(s, std::popcount(index), std::countr_one(index), range);
     };

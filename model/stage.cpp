@@ -15,6 +15,7 @@ LayerContext layer_context(const GptState& s, const BatchSizes& whole) {
             .seq_len = part.seq_len,
             .starts = s.options.context.starts(part.seq_len),
             .rows = int(part.rows()),
+            .segments = s.options.context.own_segments(),
             .group = &s.group,
             .ring = &s.ring,
             .stream = s.stream,
@@ -43,7 +44,7 @@ StagePass stage_pass(const GptState& s, const LayerContext& x, int chunk, int mi
 // Copies this rank's part of a batch, one number per token, to the device.
 static void load_part(GptState& s, int* to, const BatchSizes& whole, const int* from) {
     const BatchSizes part = s.options.context.part(whole);
-    if (s.options.context.size > 1) {
+    if (s.options.context.is_divided()) {
         for (int b = 0; b < part.batch; b++)
             std::copy_n(from + s.options.context.first_row(whole, b), part.seq_len,
                         &s.host_part[size_t(b) * size_t(part.seq_len)]);

@@ -139,8 +139,6 @@ void place_parts(GptState& s, size_t parts, Arena& arena) {
         group.part_raw = take("part_raw", tokens * heads * size_t(shape.head_size()));
         group.part_rstd = arena.take<float>("terms", "part_rstd", tokens * heads);
     }
-    group.vectors =
-        arena.take<float>("terms", "vectors", 2 * parts * size_t(std::max(shape.n_embd, shape.head_size())));
     if (s.options.tensor_parallel.size > 1) group.sum = arena.take<float>("terms", "sum", tokens * C);
 }
 
@@ -156,7 +154,7 @@ void place_group(GptState& s, Arena& arena) {
     const GptShape& shape = s.layout.shape;
     if (parts > 1) place_parts(s, parts, arena);
     if (ranks == 1) return;
-    if (options.tensor_terms == 1) s.group.max_bands = 2;
+    if (options.max_terms == 1) s.group.max_bands = 2;
     size_t scratch = reduce_scatter_scratch_bytes(parts > 1 ? Dtype::fp32 : options.precision, tokens / ranks * C,
                                                   int(ranks), options.deterministic_reduce, options.precision);
     if (const int sharers = shape.kv_head_parts; sharers > 1) {
@@ -177,23 +175,67 @@ void place_group(GptState& s, Arena& arena) {
     s.group.scratch = arena.take<std::byte>("scratch", "tensor_parallel_scratch", scratch);
 }
 
-// The buffers of ring attention.
+// The buffers of sums with a term for each segment.
+void place_terms(GptState& s, size_t kv, Arena& arena) {
+    const GptOptions& options = s.options;
+    const GptShape& shape = s.layout.shape;
+    SegmentTerms& terms = s.ring.terms;
+    const size_t ranks = size_t(options.context.size), segments = size_t(options.context.segments);
+    const size_t rows = ranks * options.part().rows(), C = size_t(shape.n_embd);
+    terms.kv = arena.take("context parallelism", "gathered_kv", ranks * kv, options.precision);
+    terms.dkv = arena.take<float>("context parallelism", "gathered_dkv", ranks * kv);
+    size_t most = ranks * kv, summed = 0;
+    if (const int tied = s.layout.tied_bucket; tied >= 0) summed = s.layout.bucket_elements(tied);
+    for (const Tensor& tensor : s.layout.tensors) {
+        most = std::max(most, tensor.count + size_t(tensor.rows));  // with a bias
+        summed = std::max(summed, tensor.count);
+    }
+    for (size_t level = 1; level < segments; level *= 2)
+        terms.levels.push_back(arena.take<float>("terms", format("level_%zu", level), most));
+    if (shape.has_qk_norm_weight())
+        terms.head_vectors =
+            arena.take<float>("terms", "head_vectors",
+                              round_up(2 * segments * size_t(shape.head_size()), size_t(options.tensor_parallel.size)));
+    if (ranks == 1) return;
+    terms.rows = arena.take("context parallelism", "gathered_rows", rows * C, options.precision);
+    terms.tokens = arena.take<int>("context parallelism", "gathered_tokens", rows);
+    summed = std::max(round_up(summed, kTensorAlignment) / ranks, kv);
+    terms.scratch = arena.take<std::byte>("scratch", "segment_terms_scratch",
+                                          reduce_scatter_scratch_bytes(Dtype::fp32, summed, int(ranks), true));
+}
+
+// The buffers of attention over chunks.
 void place_ring(GptState& s, Arena& arena) {
     const GptOptions& options = s.options;
-    if (options.context.size == 1) return;
+    if (!options.context.is_divided()) return;
     const GptShape& shape = s.layout.shape;
     const size_t rows = options.part().rows(), kv = rows * size_t(shape.kv_channels());
     const auto take = [&](const char* name, size_t count) {
         return arena.take<float>("context parallelism", name, count);
     };
-    for (View& buffer : s.ring.kv) buffer = arena.take("context parallelism", "ring_kv", kv, options.precision);
     s.ring.running = {.out = take("ring_out", rows * size_t(shape.attention_channels())),
                       .max = take("ring_max", rows * size_t(shape.n_head)),
                       .sum = take("ring_sum", rows * size_t(shape.n_head))};
+    if (options.context.has_terms()) return place_terms(s, kv, arena);
+    for (View& buffer : s.ring.kv) buffer = arena.take("context parallelism", "ring_kv", kv, options.precision);
     if (!options.training) return;
     s.ring.dkv = take("ring_dkv", kv);
     for (float*& buffer : s.ring.sent) buffer = take("ring_sent", kv);
     s.ring.received = take("ring_received", kv);
+}
+
+// Sums over the rows of the residual stream have a term for each part of the heads or for each segment, whichever are
+// more. The ranks of s.group and of the ring divide the terms.
+void place_vectors(GptState& s, Arena& arena) {
+    const GptOptions& options = s.options;
+    TensorParallelGroup& group = s.group;
+    group.row_terms = group.parts;
+    if (options.context.has_terms())
+        group.row_terms =
+            std::max({1, group.parts / options.context.size, options.context.segments / options.tensor_parallel.size});
+    if (const auto terms = size_t(std::max(group.parts, group.row_terms)); terms > 1)
+        group.vectors = arena.take<float>(
+            "terms", "vectors", 2 * terms * size_t(std::max(options.shape.n_embd, options.shape.head_size())));
 }
 
 // Allocates the inputs of the micro-steps in flight on any part of the layers.
@@ -204,7 +246,7 @@ void place_inputs(GptState& s, Arena& arena) {
     const bool drops = options.training && options.dropout > 0;
     if (drops) s.host_dropout_keys.resize(size_t(part.batch) * size_t(options.max_parts));
     if (options.document_mask) s.host_first_key.resize(size_t(options.batch) * size_t(options.seq_len));
-    if (options.context.size > 1) s.host_part.resize(tokens);
+    if (options.context.is_divided()) s.host_part.resize(tokens);
     s.inputs.resize(size_t(most_in_flight(passes_of(options, options.training ? options.micro_steps : 1), -1)));
     const size_t count = s.inputs.size();
     int* const ids = arena.take<int>("control", "tokens", count * tokens);
@@ -302,6 +344,7 @@ GptState place_state(const GptOptions& options, Arena& arena) {
     s.acts = place_activations(options, arena);
     place_group(s, arena);
     place_ring(s, arena);
+    place_vectors(s, arena);
 
     place_inputs(s, arena);
     place_channels(s, arena);

@@ -133,7 +133,7 @@ struct Config {
         bool deterministic_reduce = false;
         int bucket_mb = 32;
         int tensor = 1;
-        int tensor_terms = 0;  // 0: see tensor_terms() in training/models/model_io.cpp
+        int terms = 0;  // 0: see terms_of() in training/models/model_io.cpp
         int context = 1;
         int pipeline = 1;
         PipelineSchedule pipeline_schedule = PipelineSchedule::one_f_one_b;  // this and the following: pipeline > 1

@@ -290,14 +290,14 @@ std::vector<Option> surrounding_options(Config& c) {
          kNone},
         {"parallel.deterministic_reduce", &c.parallel.deterministic_reduce, kAnything,
          "sum in a fixed order: the same bits for any power-of-two number of ranks and micro-steps, any number of "
-         "pipeline stages and, up to tensor_terms, any parallel.tensor"},
+         "pipeline stages and, up to terms, any parallel.tensor and parallel.context"},
         {"parallel.tensor", &c.parallel.tensor, between(1, 1 << 10),
          "ranks that divide each layer and the vocabulary: tensor and sequence parallelism. Powers of two that divide "
          "the head counts and the MLP's hidden dimension",
          kNone},
-        {"parallel.tensor_terms", &c.parallel.tensor_terms, between(0, 16),
-         "with deterministic_reduce: the most terms of a sum that parallel.tensor divides, the same on one rank; 1 "
-         "costs nothing, but the bits depend on parallel.tensor. 0: 8 on CPUs, 1 on GPUs"},
+        {"parallel.terms", &c.parallel.terms, between(0, 16),
+         "with deterministic_reduce: the most terms of a sum that parallel.tensor or parallel.context divides, the "
+         "same on one rank; 1 costs nothing, but the bits depend on these keys. 0: 8 on CPUs, 1 on GPUs"},
         {"parallel.context", &c.parallel.context, between(1, 1 << 10),
          "ranks that divide each sequence: context parallelism with ring attention. train.seq_len must be a multiple "
          "of 32 times this",

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 #include <set>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -179,7 +180,7 @@ TEST_CASE("the stages save as much as one rank", "[model][pipeline]") {
     }
 }
 
-// Heads, key/value heads, hidden channels and the rows of a micro-batch, tensor_terms, ranks and the terms.
+// Heads, key/value heads, hidden channels and the rows of a micro-batch, max_terms, ranks and the terms.
 TEST_CASE("terms of sums: the same for any number of ranks that divide them", "[stages]") {
     struct Case {
         int heads, kv_heads, hidden, rows, most, ranks, terms;
@@ -203,9 +204,57 @@ TEST_CASE("terms of sums: the same for any number of ranks that divide them", "[
         options.shape.given_hidden = c.hidden;
         options.shape.given_head_size = 64, options.shape.n_embd = 64;
         options.batch = 1, options.seq_len = c.rows, options.tensor_parallel.size = c.ranks;
-        options.tensor_terms = c.most;
+        options.max_terms = c.most;
         CHECK(terms_of_sums(options) == c.terms);
         options.training = false;
         CHECK(terms_of_sums(options) == c.ranks);
     }
+}
+
+TEST_CASE("segments of a ring: all ranks together have as many as divide every sequence", "[stages]") {
+    struct Case {
+        int seq_len, most, ranks, segments;
+    };
+    for (const Case& c : {Case{1024, 8, 1, 8},
+                          {1024, 8, 2, 4},
+                          {1024, 8, 8, 1},
+                          {1024, 8, 16, 0},
+                          {1536, 8, 3, 0},
+                          {1024, 1, 1, 0},
+                          {1024, 1, 4, 0},
+                          {1024, 6, 1, 4},
+                          {128, 8, 1, 4},
+                          {192, 8, 4, 0},
+                          {192, 8, 2, 1},
+                          {32, 8, 1, 0}}) {
+        INFO("seq_len " << c.seq_len << ", most " << c.most << ", ranks " << c.ranks);
+        GptOptions options;
+        options.max_terms = c.most, options.context.size = c.ranks;
+        CHECK(segments_of_ring(options, c.seq_len) == c.segments);
+        options.training = false;
+        CHECK(segments_of_ring(options, c.seq_len) == 0);
+    }
+}
+
+// The two ranks of a ring, and one rank: which tokens of two sequences each has, in the order of its rows.
+TEST_CASE("segments: a rank has the rows of the ring's ranks in their order", "[stages]") {
+    const BatchSizes whole{2, 256};
+    auto rows_of = [&](const ContextParallel& context) {
+        std::vector<int> rows;
+        const BatchSizes part = context.part(whole);
+        for (int b = 0; b < part.batch; b++)
+            for (int t = 0; t < part.seq_len; t++) rows.push_back(context.first_row(whole, b) + t);
+        return rows;
+    };
+    std::vector<int> of_ring;
+    for (int rank = 0; rank < 4; rank++) {
+        const ContextParallel place{.rank = rank, .size = 4, .segments = 1};
+        CHECK(rows_of(place) == rows_of({.rank = rank, .size = 4}));
+        for (const int row : rows_of(place)) of_ring.push_back(row);
+    }
+    CHECK(rows_of({.rank = 0, .size = 1, .segments = 4}) == of_ring);
+    const std::vector<int> last = rows_of({.rank = 1, .size = 2, .segments = 2});
+    CHECK(std::ranges::equal(last, std::span(of_ring).last(last.size())));
+    CHECK(rows_of({}).size() == of_ring.size());
+    CHECK(ContextParallel{.rank = 0, .size = 2, .segments = 2}.starts(32, 1).second == 192);
 }

@@ -70,12 +70,13 @@ class SimulatedRanks(TrainerTest):
                 for step, (one, grid) in enumerate(losses, 1):
                     self.assertTrue(abs(one - grid) <= tolerance(precision, step), f"step {step}: {grid} for {one}")
 
-    def test_ranks_that_divide_the_layers_have_the_bits_of_one(self):
-        changes = dict(model_n_head=4, train_batch_size=2, train_total_batch_tokens=2 * 20 * 4, train_max_steps=3,
-                       train_precision="bf16", model_dropout=0.1, parallel_deterministic_reduce=True,
-                       parallel_tensor_terms=8, model_family="qwen3", model_n_kv_head=4, model_head_size=16)
+    def test_ranks_that_divide_layers_and_sequences_have_the_bits_of_one(self):
+        changes = dict(model_n_head=4, model_n_positions=64, train_seq_len=64, train_batch_size=1,
+                       train_total_batch_tokens=2 * 64, train_max_steps=3, train_precision="bf16",
+                       model_dropout=0.1, parallel_deterministic_reduce=True, parallel_terms=8, model_family="qwen3",
+                       model_n_kv_head=4, model_head_size=16)
         self.train_on(1, "one", **changes)
-        self.train_on(4, "grid", parallel_tensor=2, parallel_zero_stage=1, **changes)
+        self.train_on(4, "grid", parallel_tensor=2, parallel_context=2, parallel_zero_stage=1, **changes)
         self.assertEqual(self.records("grid"), self.records("one"))
 
     def test_matrices_of_ranks_that_divide_the_layers(self):

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <numeric>
 
 #include "kernels/base/batch.h"
 #include "kernels/device.h"
@@ -17,9 +18,9 @@
 #include "training/models/llmc_files.h"
 #include "training/models/votes.h"
 
-static int tensor_terms(const Config::Parallel& parallel) {
+static int terms_of(const Config::Parallel& parallel) {
     if (!parallel.deterministic_reduce) return 1;
-    if (parallel.tensor_terms > 0) return parallel.tensor_terms;
+    if (parallel.terms > 0) return parallel.terms;
     return gpu_name().empty() ? 8 : 1;  // a GPU's library computes parts of a GEMM with other bits than the whole
 }
 
@@ -46,13 +47,17 @@ GptOptions gpt_options(const Config& config, const Grid& grid, int rank) {
                        .tensor_parallel = {place.tensor, grid.tensor},
                        .zero_stage = config.parallel.zero_stage,
                        .deterministic_reduce = config.parallel.deterministic_reduce,
-                       .tensor_terms = tensor_terms(config.parallel),
+                       .max_terms = terms_of(config.parallel),
                        .bucket_bytes = size_t(config.parallel.bucket_mb) << 20};
     if (grid.pipeline > 1)
         options.pipeline = {place.pipeline, grid.pipeline, config.parallel.pipeline_schedule, config.parallel.chunks(),
                             config.parallel.pipeline_layers};
-    for (const auto& [until_step, seq_len] : config.train.seq_ramp)
+    int common_length = options.seq_len;
+    for (const auto& [until_step, seq_len] : config.train.seq_ramp) {
         options.max_parts = std::max(options.max_parts, options.seq_len / int(seq_len));
+        common_length = std::gcd(common_length, int(seq_len));
+    }
+    options.context.segments = segments_of_ring(options, common_length);
     if (const std::string unused = unused_group(options); !unused.empty())
         fail(Exit::config, "optim.groups: no tensor of the model is \"%s\"; `train_gpt plan` lists the tensors",
              unused);

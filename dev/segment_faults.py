@@ -1,0 +1,88 @@
+"""Faults in the terms of sums over positions, for dev/plant_faults.py: the same form as kernel_faults.py, with the
+tests as in host_faults.py."""
+ATTENTION, LAYERS, LINEAR, STATE = "model/attention.cpp", "model/layers.cpp", "model/linear.cpp", "model/state.cpp"
+HEADER, OPTIONS, OPTIONS_HEADER = "model/layers.h", "model/options.cpp", "model/options.h"
+SHARDING, STAGE, MODEL_IO = "model/sharding.cpp", "model/stage.cpp", "training/models/model_io.cpp"
+BITS = "program: test_context.Context.test_divisions_have_the_bits_of_one_rank"
+UNITS = "test_cpu: segments*"
+
+
+FAULTS = [
+    # ---- segments
+    (OPTIONS_HEADER, "each rank has the first segments", "number = rank * own_segments() + segment;",
+     "number = segment;",
+     BITS),
+    (OPTIONS_HEADER, "segments take turns among the ranks", "number = rank * own_segments() + segment;",
+     "number = segment * size + rank;", UNITS),
+    (OPTIONS_HEADER, "all segments have the rows of the first", "starts(own.seq_len, b / each)",
+     "starts(own.seq_len, 0)",
+     UNITS),
+    (OPTIONS, "segments need not divide the sequences", "seq_len % (32 * all) != 0", "seq_len % (2 * all) != 0", UNITS),
+    (OPTIONS, "a longer ring has segments, too", "all % o.context.size == 0 ? all / o.context.size : 0",
+     "all >= 1 ? std::max(all / o.context.size, 1) : 0", UNITS),
+    (MODEL_IO, "ranks have one term", "    options.context.segments = segments_of_ring(options, common_length);\n", "",
+     BITS),
+    (HEADER, "all segments have the positions of the first", "x.starts.first += number * seq_len,",
+     "x.starts.first += 0,",
+     BITS),
+    (HEADER, "second chunks follow the first ones", "x.starts.second -= number * seq_len;",
+     "x.starts.second += number * seq_len;", BITS),
+    # ---- the gradients of weights and vectors
+    (LINEAR, "terms are added in a row", "return level_of(x, out, std::popcount(unsigned(number)), element);",
+     "return level_of(x, out, number > 0, element);", BITS),
+    (LINEAR, "pairs of terms are not added to each other", "out && number % 2 == 1; level--, number /= 2",
+     "out && number % 2 == 1; level--, number = 0", BITS),
+    (LINEAR, "a bias has the places of its weight", "bias = x.terms.element + n * k;", "bias = x.terms.element;", BITS),
+    (LAYERS, "the parts of a head have the same places", "some.terms.element = size_t(part) * size_t(rows.tokens) * C;",
+     "some.terms.element = 0;", BITS),
+    (LAYERS, "each part of a segment is a term", ".is_complete = some.rows >= left", ".is_complete = true", BITS),
+    (LAYERS, "the rows of the head overwrite the segment's earlier ones", "x.accumulate || left < segment_rows",
+     "x.accumulate", BITS),
+    (STATE, "norms have a term per part of the heads", "std::max({1, group.parts", "std::max({group.parts, group.parts",
+     BITS),
+    (LAYERS, "the gradients of QK norms have the last segment's sum",
+     "x.ring->terms.head_vectors + number * op.head_size;",
+     "x.ring->terms.head_vectors;", BITS),
+    (LAYERS, "each rank has the gradients of QK norms", "        if (group.comm.rank > 0)\n            fill_with",
+     "        if (group.comm.rank > 99)\n            fill_with", BITS),
+    (LAYERS, "the heads of other ranks are added after the segments",
+     "    reduce_scatter_sum({part, group.scratch, terms, own}, group.comm, x.stream);\n", "", BITS),
+    # ---- the embedding
+    (LAYERS, "each rank of a ring has the embedding's gradient", "        if (ring.rank > 0) {",
+     "        if (ring.rank > 99) {",
+     BITS),
+    (LAYERS, "the first rank has the embedding's gradient of its rows", "whole.segments *= ring.size;",
+     "whole.segments *= 1;",
+     BITS),
+    (LAYERS, "the rows of all ranks have the first one's tokens", "all = terms.rows, tokens = terms.tokens;",
+     "all = terms.rows;", BITS),
+    # ---- attention
+    (ATTENTION, "chunks are gathered in the order of segments",
+     "std::min(2 * number, 2 * (last - number) + 1)", "number", BITS),
+    (ATTENTION, "a chunk's queries do not see its keys", "number <= own; number++",
+     "number < std::max(own, 1); number++",
+     BITS),
+    (ATTENTION, "second chunks see the keys of first ones", "starts.start(half, 2) / x.seq_len;",
+     "starts.first / x.seq_len;", BITS),
+    (ATTENTION, "the terms of a segment contain the last one's",
+     "        run(x.stream, ops::fill, {.out = term, .count = all, .value = 0});\n", "", BITS),
+    (ATTENTION, "the gradients of other ranks' queries are lost",
+     "    wait(reduce_scatter_sum(sum, ring.comm, x.stream), ring.comm, x.stream);\n", "", BITS),
+    # ---- micro-steps
+    (SHARDING, "micro-steps are added before ranks of a ring",
+     "    sum_in_ring(s, size_t(std::popcount(index)), own, kind);\n", "", BITS),
+    (SHARDING, "the rest of a piece is 0", ".count = after, .value = -0.0f", ".count = after, .value = 0.0f", BITS),
+    (SHARDING, "each rank of a ring has the whole sum",
+     "    run(s.stream, ops::fill, {.out = grad, .count = before, .value = -0.0f});\n", "", BITS),
+    (SHARDING, "the head's gradient is not added over the ring",
+     "        sum_into_pieces(s, s.head_levels[level], s.layout.bucket_elements(s.layout.tied_bucket));\n",
+     "        return;\n",
+     BITS),
+    (SHARDING, "deferred gradients are added twice over the ring",
+     "if (is_deferred == (kind == Pass::weights) && range",
+     "if (range", BITS),
+    (STAGE, "one rank's rows are in the order of the text", "if (s.options.context.is_divided()) {",
+     "if (s.options.context.size > 1) {", BITS),
+    ("kernels/shared/vocabulary.h", "losses are not rounded", "return (double(loss) + kShift) - kShift;",
+     "return double(loss);", "test_cpu: loss_sum"),
+]
