@@ -74,7 +74,7 @@ class Context(TrainerTest):
         cases = [("gpt2", "bf16", [Layout(4), Layout(2, 2, zero=2)], dict(model_dropout=0.1, train_head_rows=24)),
                  ("qwen3", "fp32", [Layout(2, tensor=2)], dict(train_recompute="block")),
                  ("speedrun", "bf16", [Layout(2, stages=2)], dict(parallel_pipeline_schedule="zero_bubble")),
-                 ("llama", "fp32", [Layout(8)], dict(optim_name="muon"))]
+                 ("llama", "fp32", [Layout(8)], dict(optim_name="muon", model_n_kv_head=4))]
         if LONG:
             cases = [(name, precision, DIVISIONS, {}) for name in FAMILIES for precision in ("fp32", "bf16")]
         steps = 50 if LONG else 3
@@ -84,6 +84,8 @@ class Context(TrainerTest):
                        "train_total_batch_tokens": 8 * 256}
             if LONG:
                 changes.update(model_n_layer=8, model_n_head=8, model_n_kv_head=8)
+            if LONG and name == "llama":  # grouped queries
+                changes.update(model_n_head=16, model_head_size=6)
             self.train_as(ONE, run_dir="plain", **changes)
             changes["parallel_deterministic_reduce"] = True
             self.train_as(ONE, run_dir="one", **changes)
