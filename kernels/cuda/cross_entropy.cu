@@ -7,7 +7,8 @@
 // block, is read a second time through the L2 cache: 132 SMs have 264 such rows in flight, about the size of the cache.
 // Numerics: float. With L = log2(e) and a row's maximum M, exp(x - M) is 2^(x L - M L) with M L rounded once per row,
 // so that the rounding cancels between numerator and sum; the loss undoes it in double.
-// A soft cap has a separate instance: cap tanh(x / cap) from one exp2f and one division (absolute error below
+// Exponentials are ptx::exp2_approx: a probability below 2^-126 is 0.
+// A soft cap has a separate instance: cap tanh(x / cap) from one exponential and one division (absolute error below
 // cap 2^-21), recomputed in the second pass; the derivative uses the same exponential and does not cancel.
 // If ranks divide the vocabulary, vocabulary_sums is the first pass, and cross_entropy is the second after an exchange
 // of the sums. Both read the row from memory. Each warp of cross_entropy combines the sums of all parts.
@@ -54,7 +55,7 @@ struct SoftCap {
 
     __device__ explicit SoftCap(float softcap) : cap(softcap), scale(-2.0f * kLog2E / softcap) {}
     __device__ Capped operator()(float x) const {
-        const float e = exp2f(scale * fabsf(x)), s = __fdividef(1.0f, 1.0f + e);
+        const float e = ptx::exp2_approx(scale * fabsf(x)), s = __fdividef(1.0f, 1.0f + e);
         return {copysignf(cap * ((1.0f - e) * s), x), 4.0f * (e * s) * s};
     }
 };
@@ -66,19 +67,20 @@ struct NoCap {
 };
 
 // exp(x - max), where scaled_max is max * kLog2E.
-__device__ float exp_below(float x, float scaled_max) { return exp2f(fmaf(x, kLog2E, -scaled_max)); }
+__device__ float exp_below(float x, float scaled_max) { return ptx::exp2_approx(fmaf(x, kLog2E, -scaled_max)); }
 
 struct Softmax {
     float max, sum;  // sum of exp(x - max)
 };
 
-// Updates the maximum and sum with the first `available` numbers of a pack.
-template <class Cap, class T> __device__ void add_pack(Cap cap, Softmax& softmax, const Pack<T>& pack, int available) {
+// Updates the maximum and sum with a pack, or without kWhole with its first `available` numbers.
+template <bool kWhole, class Cap, class T>
+__device__ void add_pack(Cap cap, Softmax& softmax, const Pack<T>& pack, int available = kPackSize<T>) {
     auto x = unpack(pack);
     float max = softmax.max;
 #pragma unroll
     for (int i = 0; i < kPackSize<T>; i++) {
-        x.value[i] = i < available ? cap(x.value[i]).value : -INFINITY;
+        x.value[i] = kWhole || i < available ? cap(x.value[i]).value : -INFINITY;
         max = fmaxf(max, x.value[i]);
     }
     const float scaled_max = max * kLog2E;
@@ -88,25 +90,34 @@ template <class Cap, class T> __device__ void add_pack(Cap cap, Softmax& softmax
     softmax = {max, sum};
 }
 
-// Computes one thread's part of a row. With kStaged, also stores its packs in `staged`.
+// Whether this thread processes the pack.
+__device__ bool owns_pack(int pack) { return pack % kThreads == int(threadIdx.x); }
+
+// Computes one thread's part of a row. With kStaged, also stores its packs in `staged`. The last pack, if it has fewer
+// than kPackSize columns, is loaded first and added last, so that the loop needs no bounds.
 template <bool kAligned, bool kStaged, class Cap, class T>
 __device__ Softmax softmax_of_packs(Cap cap, const T* logits, int vocab, Pack<T>* staged) {
     Softmax softmax{kLowest, 0};
-    const int packs = packs_of<T>(vocab);
-    for (int first = int(threadIdx.x); first < packs; first += kBatch * kThreads) {
+    const int whole = vocab / kPackSize<T>, rest = vocab % kPackSize<T>;
+    const bool has_rest = rest > 0 && owns_pack(whole);
+    Pack<T> last{};
+    if (has_rest) last = load_pack<kAligned>(logits + whole * kPackSize<T>, rest);
+    for (int first = int(threadIdx.x); first < whole; first += kBatch * kThreads) {
         Pack<T> pack[kBatch];
 #pragma unroll
-        for (int k = 0; k < kBatch; k++) {
-            const int p = first + k * kThreads, column = p * kPackSize<T>;
-            if (p < packs) pack[k] = load_pack<kAligned>(logits + column, vocab - column);
-        }
+        for (int k = 0; k < kBatch; k++)
+            if (const int p = first + k * kThreads; p < whole) pack[k] = load_pack<kAligned>(logits + p * kPackSize<T>);
 #pragma unroll
         for (int k = 0; k < kBatch; k++) {
             const int p = first + k * kThreads;
-            if (p >= packs) break;
+            if (p >= whole) break;
             if (kStaged) staged[p] = pack[k];
-            add_pack(cap, softmax, pack[k], vocab - p * kPackSize<T>);
+            add_pack<true>(cap, softmax, pack[k]);
         }
+    }
+    if (has_rest) {
+        if (kStaged) staged[whole] = last;
+        add_pack<false>(cap, softmax, last, rest);
     }
     return softmax;
 }
@@ -163,31 +174,53 @@ __device__ float row_loss(Softmax softmax, float target_logit) {
     return float(log(double(softmax.sum)) + (double(softmax.max * kLog2E) * kLn2 - double(target_logit)));
 }
 
+// The factors of a row's gradient.
+struct RowGradient {
+    float scaled_max, factor;
+};
+
+// The gradient of a pack's columns without the target's part; without kWhole, 0 from column `available` on.
+template <bool kWhole, class Cap, class T>
+__device__ Pack<T> gradient_of_pack(Cap cap, RowGradient row, const Pack<T>& logits, int available = kPackSize<T>) {
+    auto x = unpack(logits);
+#pragma unroll
+    for (int i = 0; i < kPackSize<T>; i++) {
+        const auto [value, slope] = cap(x.value[i]);
+        const float gradient = exp_below(value, row.scaled_max) * row.factor * slope;
+        x.value[i] = kWhole || i < available ? gradient : 0.0f;
+    }
+    return pack_floats(x);
+}
+
 // logits = scale (boost softmax - one_hot(target)) times the soft cap's derivative; 0 in the padding. The boost is 1,
 // or 1 + 2 z_loss lse with a z-loss. A target of -1 is in another part. A thread reads only elements that it overwrites
-// afterwards.
+// afterwards. The thread that has the target's pack corrects the target's element at the end.
 template <bool kAligned, bool kStaged, class Cap, class T>
 __device__ void write_gradient(Cap cap, const CrossEntropy& op, T* logits, int target, Softmax softmax,
                                const Pack<T>* staged) {
     const float scale = op.grad_scale * (op.loss_scale ? *op.loss_scale : 1.0f);
     const double boost = op.z_loss != 0 ? 1.0 + 2.0 * double(op.z_loss) * log_sum_exp(softmax) : 1.0;
-    const float scaled_max = softmax.max * kLog2E, factor = scale * float(boost) / softmax.sum;
-    const int packs = packs_of<T>(op.vocab);
+    const RowGradient row{softmax.max * kLog2E, scale * float(boost) / softmax.sum};
+    const bool has_target = target >= 0 && owns_pack(target / kPackSize<T>);
+    const Capped at_target = cap(has_target ? to_float(logits[target]) : 0.0f);
+    const int whole = op.vocab / kPackSize<T>, rest = op.vocab % kPackSize<T>;
     int p = int(threadIdx.x);
-    for (; p < packs; p += kThreads) {
-        const int column = p * kPackSize<T>;
-        auto x = unpack(kStaged ? staged[p] : load_pack<kAligned>(logits + column, op.vocab - column));
-#pragma unroll
-        for (int i = 0; i < kPackSize<T>; i++) {
-            const auto [value, slope] = cap(x.value[i]);
-            const float e = exp_below(value, scaled_max);
-            x.value[i] = column + i < op.vocab ? e * factor * slope : 0.0f;
-            if (column + i == target)  // in double: probability - 1 cancels if the probability is near 1
-                x.value[i] = float(double(scale) * (double(e) / double(softmax.sum) * boost - 1.0) * double(slope));
-        }
-        store_pack<kAligned>(logits + column, pack_floats(x), op.padded_vocab - column);
+    for (; p < whole; p += kThreads) {
+        T* const at = logits + p * kPackSize<T>;
+        store_pack<kAligned>(at, gradient_of_pack<true>(cap, row, kStaged ? staged[p] : load_pack<kAligned>(at)));
+    }
+    if (rest > 0 && p == whole) {
+        T* const at = logits + p * kPackSize<T>;
+        const Pack<T> last = kStaged ? staged[p] : load_pack<kAligned>(at, rest);
+        store_pack<kAligned>(at, gradient_of_pack<false>(cap, row, last, rest), op.padded_vocab - p * kPackSize<T>);
+        p += kThreads;
     }
     zero_packs<kAligned>(logits, p, op.padded_vocab);
+    if (has_target) {  // in double: probability - 1 cancels if the probability is near 1
+        const double e = exp_below(at_target.value, row.scaled_max), probability = e / double(softmax.sum);
+        logits[target] =
+            from_float<T>(float(double(scale) * (probability * boost - 1.0) * double(at_target.slope)));
+    }
 }
 
 // The results of a row without a target.

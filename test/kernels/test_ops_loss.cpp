@@ -47,12 +47,12 @@ struct LossErrors {
     }
 
     // probability (1 + 2 z_loss lse) - (v is target), times the cap's derivative 1 - tanh^2 and the scale. The
-    // derivative has a tanh's error.
+    // derivative has a tanh's error. A GPU may return 0 for a probability below 2^-126.
     template <class T> double of_gradient(double gradient, double logit, bool is_target, double scale) const {
         const double tanh = softcap > 0 ? std::tanh(logit / softcap) : 0, slope = 1 - tanh * tanh;
         const double boosted = slope > 0 ? gradient / scale / slope + is_target : 1;  // the probability term
         const double difference_error =
-            std::abs(boosted) * 2 * lse + 2 * z_loss * lse + 3 * kRoundoff * std::abs(gradient) / scale;
+            std::abs(boosted) * 2 * lse + 2 * z_loss * lse + 3 * kRoundoff * std::abs(gradient) / scale + 0x1p-126;
         const double slope_error = softcap > 0 ? 2 * kFunctionError * (std::abs(boosted) + is_target) : 0;
         return scale * (difference_error + slope_error) + stored_error<T>(gradient);
     }
