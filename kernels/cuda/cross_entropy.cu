@@ -218,8 +218,7 @@ __device__ void write_gradient(Cap cap, const CrossEntropy& op, T* logits, int t
     zero_packs<kAligned>(logits, p, op.padded_vocab);
     if (has_target) {  // in double: probability - 1 cancels if the probability is near 1
         const double e = exp_below(at_target.value, row.scaled_max), probability = e / double(softmax.sum);
-        logits[target] =
-            from_float<T>(float(double(scale) * (probability * boost - 1.0) * double(at_target.slope)));
+        logits[target] = from_float<T>(float(double(scale) * (probability * boost - 1.0) * double(at_target.slope)));
     }
 }
 

@@ -3,7 +3,7 @@
 //   dbias (+)= sum of dout over the rows.
 // RMSNorm uses a mean of 0 and has no average(dnorm). An absent weight counts as 1 (norm_parts.cuh). Sums for an absent
 // dweight or dbias are not stored.
-// A block processes a group of consecutive rows, 8 / warps_per_row of them at a time. A lane always has the same
+// A block processes a group of consecutive rows, one per warps_per_row warps at a time. A lane always has the same
 // columns and sums its dweight and dbias in registers. Rows pass through a ring in shared memory, and each thread reads
 // only the data that it copied. The block's sums go to scratch, and a second kernel adds the groups in order. Moved per
 // 16-bit element: 6 bytes, 8 with accumulate_dinp, plus 2 float sums per column and group.
@@ -23,15 +23,31 @@ namespace ops {
 
 namespace {
 
-constexpr int kThreads = 256;
-constexpr int kWarps = kThreads / kWarpSize;
 constexpr int kStages = 2;    // rows in flight per warp: wait for one while the next is loading
-constexpr int kMaxPacks = 3;  // per row and lane: 2 * 3 * 8 sums (16-bit types) leave registers for two blocks of 256
 constexpr int kMinRows = 16;  // per group; with fewer, the sums of groups would be a large part of the traffic
-constexpr int kMaxGroups = 512;  // nearly two waves of two blocks on each of 132 SMs; more groups cost more
 
-int rows_per_group(int rows) { return std::max(kMinRows, (rows + kMaxGroups - 1) / kMaxGroups); }
-int n_groups(int rows) { return (rows + rows_per_group(rows) - 1) / rows_per_group(rows); }
+// A kernel for rows of up to `packs` packs per lane. Each pack of a 16-bit type has 16 sums in registers, which leave
+// room for blocks_per_sm blocks. More groups than that many blocks on 132 SMs process in nearly one or two waves cost
+// more. Wide rows have more packs per lane, because each warp of a row repeats the sums over lanes and the barrier.
+struct Variant {
+    int packs, warps, blocks_per_sm, max_groups;
+
+    constexpr int threads() const { return warps * kWarpSize; }
+    template <class T> constexpr int columns(int warps_per_row) const {
+        return warps_per_row * packs * kWarpSize * kPackSize<T>;
+    }
+};
+constexpr Variant kThree{.packs = 3, .warps = 8, .blocks_per_sm = 2, .max_groups = 512};
+constexpr Variant kFive{.packs = 5, .warps = 4, .blocks_per_sm = 3, .max_groups = 384};
+template <int kPacks> inline constexpr Variant kVariant = kPacks == kFive.packs ? kFive : kThree;
+
+// Also for rows that are too wide for both.
+template <class T> Variant variant_for(int cols) {
+    return cols <= kThree.columns<T>(1) || cols > kFive.columns<T>(kFive.warps) ? kThree : kFive;
+}
+
+int rows_per_group(int rows, int max_groups) { return std::max(kMinRows, (rows + max_groups - 1) / max_groups); }
+int n_groups(int rows, int per_group) { return (rows + per_group - 1) / per_group; }
 
 template <class T> struct NormBackwardGroups {
     NormBackward op;
@@ -44,7 +60,8 @@ template <class T> struct NormBackwardGroups {
 enum RingPart { kDout, kInp, kDinp, kRingParts };
 
 template <class T, int kPacks> struct GroupShared {
-    float row_sums[2][kWarps][2];  // of dnorm and of dnorm * norm; by parity of the iteration, by warp
+    static constexpr int kWarps = kVariant<kPacks>.warps;
+    float row_sums[kStages][kWarps][2];  // of dnorm and of dnorm * norm
     union {
         Pack<T> ring[kStages][kRingParts][kWarps][kPacks][kWarpSize];
         float columns[2][kWarps * kPacks * kWarpSize * kPackSize<T>];  // dweight, dbias; by slot of rows, by column
@@ -57,11 +74,12 @@ template <class T, int kPacks, bool kAligned> struct GroupWorker {
     Shared& s;
     int warps_per_row;
     int warp = int(threadIdx.x) / kWarpSize, lane = int(threadIdx.x) % kWarpSize;
-    int part = warp % warps_per_row;  // part of the row's columns
+    int slot = warp / warps_per_row;  // of the rows that the block processes at a time
+    int first_column = (warp % warps_per_row * kWarpSize + lane) * kPackSize<T>;
+    int stride = warps_per_row * kWarpSize * kPackSize<T>;       // from a pack of this lane to the next
+    int packs = (op.cols - first_column + stride - 1) / stride;  // of this lane, if positive
 
-    __device__ int column_of(int pack) const {
-        return ((pack * warps_per_row + part) * kWarpSize + lane) * kPackSize<T>;
-    }
+    __device__ int column_of(int pack) const { return first_column + pack * stride; }
 
     // Starts the copy of a row's packs to this thread's places in the ring.
     __device__ void fetch(int stage, int row) const {
@@ -74,7 +92,7 @@ template <class T, int kPacks, bool kAligned> struct GroupWorker {
 #pragma unroll
         for (int p = 0; p < kPacks; p++) {
             const int col = column_of(p);
-            if (col >= op.cols) continue;
+            if (p >= packs) break;
             Pack<T>& to = s.ring[stage][which][warp][p][lane];
             if constexpr (kAligned)
                 ptx::cp_async<16>(ptx::shared_address(&to), from + col);
@@ -91,27 +109,28 @@ struct RowAverages {
     float dnorm, dnorm_norm;
 };
 
-// Sums over the warps that share a row. With several warps it has a barrier, so all threads of the block must call it
-// equally often. The next iteration writes the other parity, and the one after that follows the next barrier.
-template <class Shared>
-__device__ RowAverages row_averages(Shared& s, RowAverages sums, bool with_mean, int warps_per_row, int iteration,
-                                    int cols) {
+// Averages over the columns of a row from the sums of each lane. With several warps per row it has a barrier, so all
+// threads of the block must call it equally often. The next iteration writes the other stage's place, and the one
+// after that follows the next barrier.
+template <class Worker>
+__device__ RowAverages row_averages(const Worker& worker, RowAverages sums, bool with_mean, int stage,
+                                    float per_column) {
     sums = {with_mean ? warp_sum(sums.dnorm) : 0.0f, warp_sum(sums.dnorm_norm)};
-    if (warps_per_row > 1) {
-        const int warp = int(threadIdx.x) / kWarpSize, first = warp / warps_per_row * warps_per_row;
-        auto& row_sums = s.row_sums[iteration % 2];
-        if (threadIdx.x % kWarpSize == 0) {
-            if (with_mean) row_sums[warp][0] = sums.dnorm;
-            row_sums[warp][1] = sums.dnorm_norm;
+    if (worker.warps_per_row > 1) {
+        auto& row_sums = worker.s.row_sums[stage];
+        if (worker.lane == 0) {
+            if (with_mean) row_sums[worker.warp][0] = sums.dnorm;
+            row_sums[worker.warp][1] = sums.dnorm_norm;
         }
         __syncthreads();
         sums = {0, 0};
-        for (int w = first; w < first + warps_per_row; w++) {
+        const int first = worker.slot * worker.warps_per_row;
+        for (int w = first; w < first + worker.warps_per_row; w++) {
             if (with_mean) sums.dnorm += row_sums[w][0];
             sums.dnorm_norm += row_sums[w][1];
         }
     }
-    return {sums.dnorm / float(cols), sums.dnorm_norm / float(cols)};
+    return {sums.dnorm * per_column, sums.dnorm_norm * per_column};
 }
 
 // A lane's column sums over its rows.
@@ -125,7 +144,7 @@ __device__ RowAverages add_row(const Worker& worker, ColumnSums<T, kPacks>& sums
     const bool with_mean = has_mean<parts>(worker.op.mean), with_bias = has<parts>(worker.op.dbias);
 #pragma unroll
     for (int p = 0; p < kPacks; p++) {
-        if (worker.column_of(p) >= worker.op.cols) continue;
+        if (p >= worker.packs) break;
         const auto dout = worker.fetched(stage, kDout, p), inp = worker.fetched(stage, kInp, p), w = unpack(weight[p]);
 #pragma unroll
         for (int i = 0; i < kPackSize<T>; i++) {
@@ -147,7 +166,7 @@ __device__ void store_input_gradient(const Worker& worker, const Pack<T> (&weigh
 #pragma unroll
     for (int p = 0; p < kPacks; p++) {
         const int col = worker.column_of(p);
-        if (col >= worker.op.cols) continue;
+        if (p >= worker.packs) break;
         const auto dout = worker.fetched(stage, kDout, p), inp = worker.fetched(stage, kInp, p), w = unpack(weight[p]);
         Floats<T, kPackSize<T>> dinp{};
         if (worker.op.accumulate_dinp) dinp = worker.fetched(stage, kDinp, p);
@@ -164,21 +183,21 @@ __device__ void store_input_gradient(const Worker& worker, const Pack<T> (&weigh
 // Writes the block's column sums, over its slots of rows in order, to the group's place in scratch.
 template <class Worker, class T, int kPacks>
 __device__ void store_column_sums(const Worker& worker, const ColumnSums<T, kPacks>& sums, int group) {
-    const int slots = kWarps / worker.warps_per_row, cols = worker.op.cols;
-    const int stride = worker.warps_per_row * kPacks * kWarpSize * kPackSize<T>;  // of a slot
-    const int slot = worker.warp / worker.warps_per_row;
+    const int threads = int(blockDim.x), slots = threads / kWarpSize / worker.warps_per_row, cols = worker.op.cols;
+    const int stride = kPacks * worker.stride;  // of a slot
+
     __syncthreads();  // the sums reuse the memory of the ring
 #pragma unroll
     for (int p = 0; p < kPacks; p++)
 #pragma unroll
         for (int i = 0; i < kPackSize<T>; i++) {
-            worker.s.columns[0][slot * stride + worker.column_of(p) + i] = sums.dweight[p].value[i];
-            worker.s.columns[1][slot * stride + worker.column_of(p) + i] = sums.dbias[p].value[i];
+            worker.s.columns[0][worker.slot * stride + worker.column_of(p) + i] = sums.dweight[p].value[i];
+            worker.s.columns[1][worker.slot * stride + worker.column_of(p) + i] = sums.dbias[p].value[i];
         }
     __syncthreads();
     float* out = static_cast<float*>(worker.op.scratch) + size_t(group) * 2 * cols;
     for (int which = worker.op.dweight ? 0 : 1; which < (worker.op.dbias ? 2 : 1); which++)
-        for (int c = int(threadIdx.x); c < cols; c += kThreads) {
+        for (int c = int(threadIdx.x); c < cols; c += threads) {
             float sum = 0;
             for (int k = 0; k < slots; k++) sum += worker.s.columns[which][k * stride + c];
             out[which * cols + c] = sum;
@@ -186,15 +205,17 @@ __device__ void store_column_sums(const Worker& worker, const ColumnSums<T, kPac
 }
 
 template <class T, int kPacks, bool kAligned, NormParts parts>
-__global__ void __launch_bounds__(kThreads, 2) norm_backward_kernel(NormBackwardGroups<T> groups) {
+__global__ void __launch_bounds__(kVariant<kPacks>.threads(), kAligned ? kVariant<kPacks>.blocks_per_sm : 1)
+    norm_backward_kernel(NormBackwardGroups<T> groups) {
     using Worker = GroupWorker<T, kPacks, kAligned>;
     const NormBackward& op = groups.op;
     const T* __restrict__ weight_from = op.weight.as<T>();
     const float* __restrict__ means = op.mean;
     const float* __restrict__ rstds = op.rstd;
     const Worker worker{op, shared_memory<GroupShared<T, kPacks>>(), groups.warps_per_row};
-    const int slots = kWarps / groups.warps_per_row;
+    const int slots = Worker::Shared::kWarps / groups.warps_per_row;
     const bool with_mean = has_mean<parts>(means);
+    const float per_column = 1.0f / float(op.cols);
     const int begin = int(blockIdx.x) * groups.rows_per_group;
     const int end = min(op.rows, begin + groups.rows_per_group);
 
@@ -208,25 +229,24 @@ __global__ void __launch_bounds__(kThreads, 2) norm_backward_kernel(NormBackward
 
     ColumnSums<T, kPacks> sums{};
     float next_mean = 0, next_rstd = 0;
-    auto fetch = [&](int iteration) {
-        const int row = begin + iteration * slots + worker.warp / groups.warps_per_row;
+    auto fetch = [&](int stage, int row) {
         if (row < end) {
-            worker.fetch(iteration % kStages, row);
+            worker.fetch(stage, row);
             if (with_mean) next_mean = means[row];
             next_rstd = rstds[row];
         }
         ptx::cp_async_commit();
     };
-    fetch(0);
-    for (int iteration = 0; begin + iteration * slots < end; iteration++) {
+    int stage = 0;
+    fetch(stage, begin + worker.slot);
+    for (int first = begin; first < end; first += slots, stage ^= 1) {
+        const int row = first + worker.slot;
         const float mean = with_mean ? next_mean : 0.0f, rstd = next_rstd;
-        fetch(iteration + 1);
+        fetch(stage ^ 1, row + slots);
         ptx::cp_async_wait<kStages - 1>();
-        const int row = begin + iteration * slots + worker.warp / groups.warps_per_row, stage = iteration % kStages;
         RowAverages row_sums{0, 0};
         if (row < end) row_sums = add_row<parts>(worker, sums, weight, stage, mean, rstd);
-        const RowAverages averages =
-            row_averages(worker.s, row_sums, with_mean, groups.warps_per_row, iteration, op.cols);
+        const RowAverages averages = row_averages(worker, row_sums, with_mean, stage, per_column);
         if (row < end) store_input_gradient<kAligned>(worker, weight, stage, row, mean, rstd, averages);
     }
     ptx::cp_async_wait<0>();
@@ -234,6 +254,9 @@ __global__ void __launch_bounds__(kThreads, 2) norm_backward_kernel(NormBackward
 }
 
 // ---- rows too wide for a block's registers: correct, not fast -------------------------------------------------------
+
+constexpr int kThreads = 256;
+constexpr int kWarps = kThreads / kWarpSize;
 
 struct WideShared {
     float dnorm[kWarps], dnorm_norm[kWarps];
@@ -287,17 +310,18 @@ __global__ void __launch_bounds__(kThreads) norm_backward_wide_columns_kernel(No
 
 // ---- launchers ------------------------------------------------------------------------------------------------------
 
-template <class T> constexpr int columns_per_warp(int packs) { return packs * kWarpSize * kPackSize<T>; }
-
 template <class T, int kPacks, bool kAligned, NormParts parts>
 void launch_groups(const NormBackwardGroups<T>& groups, Stream stream) {
     launch(norm_backward_kernel<T, kPacks, kAligned, parts>,
-           {"norm_backward", blocks_for(size_t(groups.n_groups), 1), kThreads, sizeof(GroupShared<T, kPacks>)}, stream,
-           groups);
+           {"norm_backward", blocks_for(size_t(groups.n_groups), 1), kVariant<kPacks>.threads(),
+            sizeof(GroupShared<T, kPacks>)},
+           stream, groups);
 }
 
-template <class T, int kPacks> void launch_aligned_groups(const NormBackwardGroups<T>& groups, Stream stream) {
+template <class T, int kPacks> void launch_variant(const NormBackwardGroups<T>& groups, Stream stream) {
     const NormBackward& op = groups.op;
+    if (op.cols % kPackSize<T> != 0 || !are_aligned(16, {op.dinp, op.dout, op.inp, op.weight}))
+        return launch_groups<T, kPacks, false, NormParts::any>(groups, stream);
     switch (norm_parts(op.mean, bool(op.weight), op.dbias)) {
         case NormParts::all: return launch_groups<T, kPacks, true, NormParts::all>(groups, stream);
         case NormParts::no_mean: return launch_groups<T, kPacks, true, NormParts::no_mean>(groups, stream);
@@ -323,18 +347,17 @@ void norm_backward(const NormBackward& op, Stream stream) {
         require(op.rows > 0 && op.cols > 0, "norm_backward: rows and cols are %d and %d, but must be positive", op.rows,
                 op.cols);
         require(bool(op.weight) == bool(op.dweight), "norm_backward: weight requires dweight and vice versa");
-        NormBackwardGroups<T> groups{op, rows_per_group(op.rows), n_groups(op.rows), 1};
-        while (groups.warps_per_row < kWarps && op.cols > groups.warps_per_row * columns_per_warp<T>(kMaxPacks))
+        const Variant v = variant_for<T>(op.cols);
+        const int per_group = rows_per_group(op.rows, v.max_groups);
+        NormBackwardGroups<T> groups{op, per_group, n_groups(op.rows, per_group), 1};
+        while (groups.warps_per_row < v.warps && op.cols > v.columns<T>(groups.warps_per_row))
             groups.warps_per_row *= 2;
-        const bool aligned = op.cols % kPackSize<T> == 0 && are_aligned(16, {op.dinp, op.dout, op.inp, op.weight});
-        if (op.cols > groups.warps_per_row * columns_per_warp<T>(kMaxPacks))
+        if (op.cols > v.columns<T>(groups.warps_per_row))
             launch_wide(groups, stream);
-        else if (!aligned)
-            launch_groups<T, kMaxPacks, false, NormParts::any>(groups, stream);
-        else if (op.cols > groups.warps_per_row * columns_per_warp<T>(2))
-            launch_aligned_groups<T, kMaxPacks>(groups, stream);
+        else if (v.packs == kFive.packs)
+            launch_variant<T, kFive.packs>(groups, stream);
         else
-            launch_aligned_groups<T, 2>(groups, stream);
+            launch_variant<T, kThree.packs>(groups, stream);
         group_totals("norm_backward, sums of groups",
                      {.first = op.dweight,
                       .second = op.dbias,
@@ -347,7 +370,7 @@ void norm_backward(const NormBackward& op, Stream stream) {
 }
 
 size_t norm_backward_scratch_bytes(const NormBackward& op) {
-    return size_t(n_groups(op.rows)) * 2 * op.cols * sizeof(float);
+    return size_t(n_groups(op.rows, rows_per_group(op.rows, kThree.max_groups))) * 2 * op.cols * sizeof(float);
 }
 
 }  // namespace ops

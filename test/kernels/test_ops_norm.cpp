@@ -18,11 +18,12 @@ std::vector<Shape> small_shapes() {
     return shapes;
 }
 
-// Borders between a GPU's kernels: rows that share a warp, rows that do not fit in registers, rows that end in part of
-// a pack or begin at odd addresses; more groups of rows than one warp adds, and groups larger than the smallest.
+// Borders between a GPU's kernels: rows of one, two, four or eight warps, rows that do not fit in registers, rows that
+// end in part of a pack or begin at odd addresses; more groups of rows than one warp adds, and groups larger than the
+// smallest.
 std::vector<Shape> large_shapes() {
-    return {{3, 1024}, {9, 1600},   {2, 2048},   {3, 2051},    {3, 2056},
-            {2, 4104}, {17, 64, 1}, {3, 777, 1}, {2, 2056, 1}, {600, 8}};
+    return {{3, 1024}, {9, 1600}, {2, 2048},   {3, 2051},   {3, 2568},   {2, 4104},
+            {2, 5136}, {600, 8},  {17, 64, 1}, {3, 777, 1}, {2, 2568, 1}};
 }
 std::vector<Shape> all_shapes() {
     std::vector<Shape> shapes = small_shapes();
@@ -38,7 +39,7 @@ constexpr Parts kOtherParts[] = {{true, true, false},  {true, false, true},  {tr
                                  {false, true, false}, {false, false, true}, {false, false, false}};
 // Shapes for which a GPU has separate kernels.
 constexpr Shape kShapesOfParts[] = {{1, 1},    {37, 7},   {9, 132},  {3, 768},    {3, 1024},
-                                    {2, 2048}, {3, 2051}, {2, 2056}, {17, 64, 1}, {2, 2056, 1}};
+                                    {2, 2048}, {3, 2051}, {2, 2568}, {17, 64, 1}, {2, 2568, 1}};
 
 std::string describe(const Parts& parts) {
     return format("%s, weight %d, bias %d", parts.mean ? "LayerNorm" : "RMSNorm", parts.weight, parts.bias);
