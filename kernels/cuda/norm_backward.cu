@@ -369,6 +369,7 @@ void norm_backward(const NormBackward& op, Stream stream) {
     });
 }
 
+// Enough for both variants, so that it does not depend on the type: kThree has more groups.
 size_t norm_backward_scratch_bytes(const NormBackward& op) {
     return size_t(n_groups(op.rows, rows_per_group(op.rows, kThree.max_groups))) * 2 * op.cols * sizeof(float);
 }
