@@ -4,8 +4,9 @@
 #   scripts/test.sh [--quick]
 #
 # --quick runs a few tests of every kind, in three minutes after the build. The last line is "N passed, N failed", with
-# ", N skipped" if a test could not run on this machine; each skipped test prints its reason. The exit code is 0 only if
-# a test passed and none failed; 64 for wrong arguments; 130 after Ctrl-C, which ends every test.
+# ", N skipped" if a test could not run on this machine; each skipped test prints its reason. The lines before it repeat
+# what failed. The exit code is 0 only if a test passed and none failed; 64 for wrong arguments; 130 after Ctrl-C, which
+# ends every test.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 passed=0
@@ -16,11 +17,13 @@ if [ $# -gt 1 ] || [ "${1:---quick}" != --quick ]; then
     exit 64
 fi
 folder=$(mktemp -d)
+touch "$folder/failures"
 trap 'rm -rf "$folder"' EXIT
 trap 'exit 130' INT
 
 finish() {
     local more=''
+    [ -s "$folder/failures" ] && echo "== failed" && cat "$folder/failures"
     [ "$skipped" = 0 ] || more=", $skipped skipped"
     echo "$passed passed, $failed failed$more"
     [ "$passed" != 0 ] && [ "$failed" = 0 ]
@@ -30,14 +33,17 @@ finish() {
 # Runs one test: a command that succeeds.
 one_test() {
     echo "== $*"
-    if "$@"; then passed=$((passed + 1)); else failed=$((failed + 1)); return 1; fi
+    if "$@"; then passed=$((passed + 1)); return; fi
+    failed=$((failed + 1))
+    echo "$*" >> "$folder/failures"
+    return 1
 }
 
 # Adds the tests of a program that printed into a file and ended with a code. Every program ends with Catch2's summary:
 # "All tests passed (22 assertions in 6 test cases)" or "test cases: 6 | 5 passed | 1 failed". A program that ends
 # without one, or with another code than its summary says, counts as one failed test.
 count() {
-    local output=$1 code=$2 good bad
+    local output=$1 code=$2 command=$3 before=$failed good bad
     good=$(sed -n 's/^All tests passed (.* in \([0-9]*\) test case.*/\1/p
                    s/^test cases:.*| *\([0-9]*\) passed.*/\1/p' "$output")
     bad=$(sed -n 's/^test cases:.*| *\([0-9]*\) failed.*/\1/p' "$output")
@@ -45,6 +51,9 @@ count() {
     passed=$((passed + ${good:-0}))
     failed=$((failed + ${bad:-0}))
     if [ "$code" != 0 ] && [ "${bad:-0}" = 0 ] || [ "${good:-0}${bad:-0}" = 00 ]; then failed=$((failed + 1)); fi
+    [ "$failed" = "$before" ] && return
+    echo "$command: exit code $code" >> "$folder/failures"
+    grep -aE '^(FAIL|ERROR): |: FAILED:$' "$output" | head -n 20 >> "$folder/failures"
 }
 
 # Runs test programs, one per core, for at most an hour each. An argument is a command line. Their output is printed in
@@ -57,7 +66,7 @@ test_programs() {
     for number in $(seq $#); do
         code=$(awk -v number="$number" '$1 == number { print $7 + $8 }' "$folder/log")
         touch "$folder/$number"
-        count "$folder/$number" "${code:-1}"
+        count "$folder/$number" "${code:-1}" "${!number}"
     done
 }
 

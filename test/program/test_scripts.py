@@ -175,6 +175,8 @@ class Sums(Folder):
         if build == 0:  # the output of each program follows its command line
             shown = output.index("""== build/test_simt --seed 2 --shared-kib 99 '~"*fp16"~"*a large matrix"'""")
             self.assertIn("(3 assertions in 1 test case)", output[shown + 1])
+        self.assertEqual("== failed" in output, expect != 0)
+        self.failed = output[output.index("== failed") + 1:-1] if expect else []
         return output[-1]
 
     def test_sums(self):  # test/program is two programs: halves of its files
@@ -188,9 +190,17 @@ class Sums(Folder):
         self.assertEqual(self.last_line(good, "exit 0", 1), "18 passed, 2 failed")
         self.assertEqual(self.last_line(good + "; exit 1", one, 1), "20 passed, 1 failed")
         self.assertEqual(self.last_line(good, one, 1, check=1), "19 passed, 1 failed")
+        self.assertEqual(self.failed, ["make -s check"])
         self.assertEqual(self.last_line(good, one, 1, build=2), "2 passed, 1 failed")
         # Failures of a program that runs in parallel with others.
-        self.assertEqual(self.last_line(good, one, 1, seed_1="exit 139"), "19 passed, 1 failed")
+        self.assertEqual(self.last_line(good, one, 1, seed_1="kill -KILL $$"), "19 passed, 1 failed")
+        self.assertEqual(self.failed, ["""build/test_simt --seed 1 '~"*fp16"~"*a large matrix"': exit code 137"""])
+        named = 'echo "FAIL: test_a (test_b.C)"; echo "x"; echo "a.cpp:3: FAILED:"; '
+        self.assertEqual(self.last_line(good, named + bad, 1), "26 passed, 4 failed")
+        self.assertEqual(self.failed, ["python3 test/program 'test_[!r-z]*': exit code 2",
+                                       "FAIL: test_a (test_b.C)", "a.cpp:3: FAILED:",
+                                       "python3 test/program 'test_[r-z]*': exit code 2",
+                                       "FAIL: test_a (test_b.C)", "a.cpp:3: FAILED:"])
         self.assertEqual(self.last_line(good, one, 1, seed_1=bad), "23 passed, 2 failed")
         self.assertEqual(self.last_line(good, one, 1, seed_1=one + "; exit 1"), "20 passed, 1 failed")
         skipped = 'echo "skipped: test_a (test_b.C): no mpirun"; echo "test cases: 3 | 2 passed | 0 failed"'
