@@ -164,7 +164,7 @@ test:   ## install missing packages and run every test
 interop: $(BUILD)/train_gpt_cpu  ## by hand: tests with real libraries from PyPI; NAMES= of test/interop
 	python3 test/interop $(NAMES)
 grids: $(BUILD)/train_gpt_cpu  ## by hand: all grids, models and levels of the tests of grids
-	LONG=1 python3 test/program test_grid test_pipeline test_context
+	LONG=1 python3 test/program test_grid test_grid_torch test_pipeline test_context
 fuzz:  ## by hand, for hours: fuzz the parsers; FUZZERS="manifest ...", RUNS=, MINUTES=
 	scripts/setup.sh fuzz
 	$(MAKE) $(BUILD)/fuzzed/fuzzer
