@@ -7,19 +7,14 @@
 
 #include "kernels/base/check.h"
 #include "model/arena.h"
+#include "model/balance.h"
 #include "model/plan.h"
 #include "runtime/io/joined.h"
 #include "training/models/model_io.h"
 
 std::vector<GptOptions> options_of_stages(const Config& config, const Grid& grid) {
-    std::vector<GptOptions> stages;
-    for (int stage = 0; stage < grid.pipeline; stage++)
-        stages.push_back(gpt_options(config, grid, grid.rank_of({.pipeline = stage})));
-    // The search for balanced stages takes long: it is done once.
-    std::vector<int> layers;
-    if (grid.pipeline > 1)
-        for (const LayerRange& range : layer_ranges(stages[0])) layers.push_back(range.count);
-    for (GptOptions& stage : stages) stage.pipeline.layers = layers;
+    std::vector<GptOptions> stages(size_t(grid.pipeline), gpt_options(config, grid));
+    for (int stage = 0; stage < grid.pipeline; stage++) stages[size_t(stage)].pipeline.rank = stage;
     return stages;
 }
 
@@ -44,45 +39,11 @@ void add_buckets(const TensorLayout& layout, std::vector<PartWork>& parts) {
     }
 }
 
-// Finds the stage that needs the most memory. Of successive stages with equal parts between the first and the last
-// stage, one at an end needs the most.
-void add_memory(PlannedLayout& layout, const std::vector<GptOptions>& stages) {
-    const auto are_equal = [&](size_t a, size_t b) {
-        return std::ranges::equal(own_layers(stages[a]), own_layers(stages[b]), {}, &LayerRange::count,
-                                  &LayerRange::count);
-    };
-    for (size_t i = 0; i < stages.size(); i++) {
-        const bool is_inside = i >= 2 && i + 2 < stages.size();
-        if (is_inside && are_equal(i, i - 1) && are_equal(i, i + 1)) continue;
-        const auto bytes = double(planned_bytes(stages[i]));
-        if (bytes > layout.memory_bytes) layout.memory_bytes = bytes, layout.largest_stage = int(i);
-    }
-}
-
-// Returns the configuration with another layout, or nothing if a check refuses it.
-std::optional<Config> with_layout(Config config, const ScalingInputs& layout) {
-    config.parallel.tensor = layout.tensor, config.parallel.pipeline = layout.pipeline;
-    config.parallel.context = layout.context;
-    config.parallel.zero_stage = layout.zero_stage;
-    try {
-        check_config(config, "", layout.gpus);
-        gpt_options(config, grid_of(config, layout.gpus));
-    } catch (const Error&) {
-        return std::nullopt;
-    }
-    return config;
-}
-
-// Adds the run to the machine's inputs: the grid, the work of all stages and the order of their passes.
-ScalingInputs scaling_inputs(const Config& config, const ScalingInputs& machine) {
-    ScalingInputs in = machine;
-    const Grid grid = grid_of(config, machine.gpus);
-    const std::vector<GptOptions> stages = options_of_stages(config, grid);
+// Adds the run to a layout: the work of all stages and the order of their passes.
+ScalingInputs scaling_inputs(const Config& config, const std::vector<GptOptions>& stages, ScalingInputs in) {
     const GptOptions& run = stages[0];
-    in.tensor = grid.tensor, in.context = grid.context, in.pipeline = grid.pipeline;
-    in.zero_stage = config.parallel.zero_stage;
     in.tokens_per_micro_step = double(run.batch) * run.seq_len;
-    in.micro_steps = micro_steps(config, grid.data, kMaxSteps);
+    in.micro_steps = micro_steps(config, in.data(), kMaxSteps);
     in.param_wire_bytes = double(size_of(run.precision));
     in.row_bytes = double(run.shape.n_embd) * double(size_of(run.precision));
     // With biases and norms.
@@ -98,27 +59,47 @@ ScalingInputs scaling_inputs(const Config& config, const ScalingInputs& machine)
         }
         add_buckets(layouts[size_t(stage.pipeline.rank)], parts);
     }
-    if (grid.pipeline > 1)
-        in.passes = schedule_passes(run.pipeline.schedule, grid.pipeline, run.pipeline.chunks, in.micro_steps);
+    if (in.pipeline > 1)
+        in.passes = schedule_passes(run.pipeline.schedule, in.pipeline, run.pipeline.chunks, in.micro_steps);
     return in;
 }
 
-// Adds the ZeRO stages of a layout.
-void add_zero_stages(const Config& config, const ScalingInputs& machine, std::vector<PlannedLayout>& layouts) {
-    ScalingInputs in = scaling_inputs(config, machine);
-    const Grid grid = grid_of(config, in.gpus);
-    std::vector<GptOptions> stages = options_of_stages(config, grid);
-    for (in.zero_stage = 0; in.zero_stage <= (in.replicas() > 1 ? 3 : 0); in.zero_stage++)
-        if (const std::optional<Config> valid = with_layout(config, in)) {
-            for (GptOptions& stage : stages) stage.zero_stage = in.zero_stage;
-            add_memory(layouts.emplace_back(*valid, grid, 0, 0, predict_step(in)), stages);
-        }
+// Plans the configuration with another layout. Returns nothing if a check refuses it.
+std::optional<PlannedLayout> planned(Config config, const ScalingInputs& layout) {
+    config.parallel.tensor = layout.tensor, config.parallel.pipeline = layout.pipeline;
+    config.parallel.context = layout.context, config.parallel.zero_stage = layout.zero_stage;
+    const Grid grid = grid_of(config, layout.gpus);
+    std::vector<GptOptions> stages;
+    try {
+        check_config(config, "", layout.gpus);
+        stages = options_of_stages(config, grid);
+    } catch (const Error&) {
+        return std::nullopt;
+    }
+    PlannedLayout plan{config, grid, 0, 0, predict_step(scaling_inputs(config, stages, layout))};
+    for (const GptOptions& stage : stages) {
+        const auto bytes = double(planned_bytes(stage));
+        if (bytes > plan.memory_bytes) plan.memory_bytes = bytes, plan.largest_stage = stage.pipeline.rank;
+    }
+    const bool fits = plan.memory_bytes <= usable_bytes(layout.gpu);
+    if (fits || layout.pipeline == 1 || !config.parallel.pipeline_layers.empty()) return plan;
+    // The layers are the fastest for all stages; others may fit.
+    config.parallel.pipeline_layers = balanced_layers(stages[0], pipeline_work(stages[0]), usable_bytes(layout.gpu));
+    const std::optional<PlannedLayout> other = planned(config, layout);
+    return other->memory_bytes <= usable_bytes(layout.gpu) ? other : plan;
+}
+
+// The given numbers of layers: ", layers [9, 8, 7]".
+std::string layers_text(const PlannedLayout& layout) {
+    const std::vector<int>& layers = layout.config.parallel.pipeline_layers;
+    return layers.empty() ? "" : ", layers [" + joined(layers) + "]";
 }
 
 // "data 4, pipeline 2, context 1, tensor 8, ZeRO 1"
 std::string layout_text(const PlannedLayout& layout) {
-    return format("data %d, pipeline %d, context %d, tensor %d, ZeRO %d", layout.grid.data, layout.grid.pipeline,
-                  layout.grid.context, layout.grid.tensor, layout.config.parallel.zero_stage);
+    return format("data %d, pipeline %d, context %d, tensor %d, ZeRO %d%s", layout.grid.data, layout.grid.pipeline,
+                  layout.grid.context, layout.grid.tensor, layout.config.parallel.zero_stage,
+                  layers_text(layout).c_str());
 }
 
 // Why a layout does not fit: its memory by category.
@@ -134,9 +115,9 @@ std::string memory_text(const PlannedLayout& layout) {
 
 }  // namespace
 
-bool fits(double memory_bytes, const GpuModel& gpu) {
+double usable_bytes(const GpuModel& gpu) {
     constexpr double kUsable = 0.94;  // the rest: driver and ECC, see GpuModel
-    return gpu.memory_gib == 0 || memory_bytes <= kUsable * gpu.memory_gib * kGiB;
+    return gpu.memory_gib == 0 ? HUGE_VAL : kUsable * gpu.memory_gib * kGiB;
 }
 
 std::vector<PlannedLayout> plan_layouts(const Config& config, const ScalingInputs& machine) {
@@ -152,11 +133,12 @@ std::vector<PlannedLayout> plan_layouts(const Config& config, const ScalingInput
             if (layout.context > 1 && !is_likely && layout.context != config.parallel.context) continue;
             for (layout.pipeline = 1; layout.pipeline <= config.model.n_layer; layout.pipeline++)
                 if (machine.gpus % (layout.tensor * layout.context * layout.pipeline) == 0)
-                    if (const std::optional<Config> valid = with_layout(plain, layout))
-                        add_zero_stages(*valid, machine, layouts);
+                    for (layout.zero_stage = 0; layout.zero_stage <= (layout.replicas() > 1 ? 3 : 0);
+                         layout.zero_stage++)
+                        if (const std::optional<PlannedLayout> plan = planned(plain, layout)) layouts.push_back(*plan);
         }
     const auto first_small = std::ranges::stable_partition(
-        layouts, [&](const PlannedLayout& l) { return fits(l.memory_bytes, machine.gpu); });
+        layouts, [&](const PlannedLayout& l) { return l.memory_bytes <= usable_bytes(machine.gpu); });
     std::ranges::stable_sort(layouts.begin(), first_small.begin(), {},
                              [](const auto& l) { return std::round(1000 * std::log(l.step.step_s)); });
     std::ranges::stable_sort(first_small, {}, &PlannedLayout::memory_bytes);
@@ -175,7 +157,7 @@ std::string layout_table(const std::vector<PlannedLayout>& layouts, const Config
     text += format(" per GPU and direction; compute at %.0f %% of %.1f TFLOP/s\n", machine.peak_share * 100,
                    machine.gpu.flops_per_s / kTera);
     size_t fitting = 0, shown = 0;
-    for (const PlannedLayout& layout : layouts) fitting += fits(layout.memory_bytes, machine.gpu);
+    for (const PlannedLayout& layout : layouts) fitting += layout.memory_bytes <= usable_bytes(machine.gpu);
     text += format("%zu layouts of %d %s", layouts.size(), machine.gpus, machine.gpu.product);
     if (fitting < layouts.size())
         text += format("; %zu need more than the usable memory of %.0f GiB", layouts.size() - fitting,
@@ -186,24 +168,22 @@ std::string layout_table(const std::vector<PlannedLayout>& layouts, const Config
                    "tensor", "ZeRO", "GiB", "compute ms", link, "network ms", "exposed ms", "bubble ms", "step ms",
                    "tokens/s", "efficiency");
     const Grid grid = grid_of(configured, machine.gpus);
-    bool any_crosses = false;
     for (const PlannedLayout& layout : layouts) {
         const int zero_stage = layout.config.parallel.zero_stage;
         const bool is_configured = layout.grid == grid, does_fit = shown < fitting;
         if (++shown > std::min(kMostRows, fitting) && !is_configured) continue;
         const bool crosses = nodes > 1 && machine.gpus_per_node % layout.grid.tensor != 0;
-        any_crosses |= crosses;
         const StepPrediction& step = layout.step;
         text +=
-            format("%5d%9d%8d%7d%c%5d%7.1f%12.2f%11.2f%12.2f%12.2f%11.2f%10.2f%10.0f%10.1f %%%s%s\n", layout.grid.data,
-                   layout.grid.pipeline, layout.grid.context, layout.grid.tensor, crosses ? '*' : ' ', zero_stage,
-                   layout.memory_bytes / kGiB, (step.compute_s + step.slowdown_s + step.update_s) * 1e3,
+            format("%5d%9d%8d%7d%c%5d%7.1f%12.2f%11.2f%12.2f%12.2f%11.2f%10.2f%10.0f%10.1f %%%s%s%s\n",
+                   layout.grid.data, layout.grid.pipeline, layout.grid.context, layout.grid.tensor, crosses ? '*' : ' ',
+                   zero_stage, layout.memory_bytes / kGiB, (step.compute_s + step.slowdown_s + step.update_s) * 1e3,
                    step.communication.nvlink_s * 1e3, step.communication.net_s * 1e3, step.exposed_s * 1e3,
                    step.bubble_s * 1e3, step.step_s * 1e3, step.tokens_per_s, step.efficiency * 100,
                    is_configured && zero_stage == configured.parallel.zero_stage ? "  configured" : "",
-                   does_fit ? "" : "  too large");
+                   does_fit ? "" : "  too large", layers_text(layout).c_str());
     }
-    if (any_crosses) text += "* GPUs of different nodes divide a layer\n";
+    if (text.find('*') != std::string::npos) text += "* warning: GPUs of different nodes divide a layer\n";
     return text;
 }
 
@@ -217,7 +197,7 @@ std::string choose_layout(Config& config, const RankEnvironment& environment) {
              "parallel.auto: no layout of %d ranks is valid; train.total_batch_tokens (%ld) must be a multiple of "
              "train.batch_size (%d) times train.seq_len (%d) times the ranks with different samples",
              environment.size, config.train.total_batch_tokens, config.train.batch_size, config.train.seq_len);
-    if (!fits(layouts[0].memory_bytes, machine.gpu))
+    if (layouts[0].memory_bytes > usable_bytes(machine.gpu))
         fail(Exit::config, "parallel.auto: no layout of %d ranks fits into %.0f GiB; the smallest, %s",
              environment.size, machine.gpu.memory_gib, memory_text(layouts[0]));
     config = layouts[0].config;

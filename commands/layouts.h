@@ -22,11 +22,12 @@ std::vector<GptOptions> options_of_stages(const Config& config, const Grid& grid
 // memory, the fastest first and, if 0.1 % decide, the fewest ranks that divide layers or sequences and the lowest ZeRO
 // stage; then those that do not, the smallest first. Ranks that divide sequences are on one node
 // and have at least 1024 tokens each, unless config.parallel.context says otherwise. The micro-batch, recomputation and
-// the schedule of the pipeline are the configuration's.
+// the schedule of the pipeline are the configuration's. If a stage does not fit, sets parallel.pipeline_layers to the
+// fastest layers that fit, if any do.
 std::vector<PlannedLayout> plan_layouts(const Config& config, const ScalingInputs& machine);
 
-// Whether a rank's memory fits into the GPU. A GPU without a known size has enough.
-bool fits(double memory_bytes, const GpuModel& gpu);
+// Returns the memory of the GPU that a rank can use. A GPU without a known size has enough.
+double usable_bytes(const GpuModel& gpu);
 
 // Returns the machine, the number of layouts that do not fit, and rows for the terminal: the first layouts, and the
 // configured one with all ZeRO stages.

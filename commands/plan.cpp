@@ -1,6 +1,7 @@
 #include "model/plan.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 
 #include "commands/command_line.h"
@@ -68,7 +69,6 @@ void plan(const Options& options) {
     if (machine.gpus > 0) layouts = plan_layouts(config, machine);
     if (config.parallel.automatic && !layouts.empty()) config = layouts[0].config;
     const Grid grid = grid_of(config, machine.gpus);
-    const int ranks = grid.data;
     const std::string tokenizer =
         check_tokenizer(training_data(config), config.data.tokenizer, config.model.vocab_size);
     if (directory_exists(config.model.init_from)) check_source_tokenizer(config, tokenizer);
@@ -82,22 +82,18 @@ void plan(const Options& options) {
     std::printf("%s%s", plan_table(run).c_str(), plan_row("program and buffers", beside).c_str());
     if (config.checkpoint.asynchronous) std::printf("%s", plan_row("copy for checkpoints", saved_bytes(run)).c_str());
     if (grid.pipeline > 1) std::printf("%s", stage_table(stages).c_str());
-    if (!options.measured.empty()) std::printf("%s", measured_plan(run, options.measured).c_str());
+    const double most = machine.gpus > 0 ? usable_bytes(machine.gpu) : HUGE_VAL;
+    if (!options.measured.empty()) std::printf("%s", measured_plan(run, options.measured, most).c_str());
     for (const auto& [until_step, tokens] : config.train.batch_ramp)
         std::printf("micro-steps        %14d per step of %ld tokens until step %d\n",
-                    micro_steps(config, ranks, until_step), tokens, until_step);
-    std::printf("micro-steps        %14d per step of %ld tokens\n", micro_steps(config, ranks, kMaxSteps),
+                    micro_steps(config, grid.data, until_step), tokens, until_step);
+    std::printf("micro-steps        %14d per step of %ld tokens\n", micro_steps(config, grid.data, kMaxSteps),
                 config.train.total_batch_tokens);
     for (const auto& [until_step, seq_len] : config.train.seq_ramp)
         std::printf("sequence length    %14ld until step %d\n", seq_len, until_step);
     std::printf("FLOPs per token    %14.4e, per step %.4e\n", flops, flops * double(config.train.total_batch_tokens));
     std::printf("%s", update_table(run, config.optim.learning_rate).c_str());
     std::printf("Hugging Face       %s\n", export_text(config.model).c_str());
-    if (machine.gpus > 0 && machine.gpus_per_node % grid.tensor != 0)
-        std::printf(
-            "\nwarning: parallel.tensor (%d) does not divide --gpus-per-node (%d), so that GPUs of different nodes "
-            "divide a layer\n",
-            grid.tensor, machine.gpus_per_node);
     if (machine.gpus > 0) std::printf("\n%s", layout_table(layouts, config, machine).c_str());
 }
 

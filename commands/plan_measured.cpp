@@ -6,6 +6,7 @@
 
 #include "commands/run_records.h"
 #include "kernels/base/check.h"
+#include "model/balance.h"
 #include "runtime/io/joined.h"
 
 namespace {
@@ -45,7 +46,7 @@ std::vector<std::vector<double>> measured_windows(const std::string& run_dir, co
 
 }  // namespace
 
-std::string measured_plan(const GptOptions& options, const std::string& run_dir) {
+std::string measured_plan(const GptOptions& options, const std::string& run_dir, double most_bytes) {
     const size_t stages = size_t(options.pipeline.size);
     if (stages == 1)
         fail(Exit::config, "--measured %s: parallel.pipeline of the configuration must be above 1", run_dir);
@@ -72,8 +73,9 @@ std::string measured_plan(const GptOptions& options, const std::string& run_dir)
         const double rest_ms = stage_ms[part % stages] - before.work[part % stages] * ms_per_work;
         work.parts[part] = work.parts[part] * ms_per_work + rest_ms / options.pipeline.chunks;
     }
-    const std::vector<LayerRange> ranges = balanced_layers(work);
-    const Stages after = stages_of(work, ranges, stages);
+    GptOptions balanced = options;
+    balanced.pipeline.layers = balanced_layers(options, work, most_bytes);
+    const Stages after = stages_of(work, layer_ranges(balanced), stages);
 
     std::string text = format("measured in %zu windows of %s, per step:\n", windows.size(), run_dir.c_str());
     for (size_t stage = 0; stage < stages; stage++)
@@ -85,5 +87,5 @@ std::string measured_plan(const GptOptions& options, const std::string& run_dir)
         return text + format("the slowest stage takes %.2f ms; no other layers are predicted to be faster\n", most);
     return text +
            format("the slowest stage takes %.2f ms, and predicted %.2f ms with\nparallel.pipeline_layers: [%s]\n", most,
-                  predicted, joined(ranges, ", ", &LayerRange::count).c_str());
+                  predicted, joined(balanced.pipeline.layers).c_str());
 }

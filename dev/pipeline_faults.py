@@ -2,7 +2,8 @@
 host_faults.py."""
 LAYERS, TENSORS, SHARDING = "model/layers.cpp", "model/tensors.cpp", "model/sharding.cpp"
 STAGE, GPT, STATE, OPTIONS = "model/stage.cpp", "model/gpt.cpp", "model/state.cpp", "model/options.cpp"
-SCHEDULE, ORDERS = "model/schedule.cpp", "test_cpu: [pipeline]"
+SCHEDULE, ORDERS, BALANCE = "model/schedule.cpp", "test_cpu: [pipeline]", "model/balance.cpp"
+FITTING = "program: test_commands.FromTextToText.test_plan_finds_layers_that_fit"
 COMM, BALANCED = "kernels/comm.h", "test_cpu: [plan_measured]"
 PIPELINE = "program: test_pipeline.Pipeline."
 STREAMS, ADVANCE = "test/simt/streams.cpp", "test_simt: streams advance*"
@@ -57,16 +58,32 @@ FAULTS = [
     (SCHEDULE, "deferred micro-steps begin with the forward pass", "most_between(passes, 0, Pass::backward,",
      "most_between(passes, 0, Pass::forward,", ORDERS),
     # ---- the layers and tensors of a stage
-    (OPTIONS, "the parts ignore the head", "    work.parts.back() = work.layers.back();\n", "", ORDERS),
-    (OPTIONS, "the sum of a part's work is as small as possible", "larger = std::max(earlier, own);",
-     "larger = earlier + own;", ORDERS),
-    (OPTIONS, "a part's work lacks what it has besides layers", "layers.begin() + range.end(), parts[part]);",
+    (BALANCE, "the parts ignore the head", "    work.parts.back() = work.layers.back();\n", "", ORDERS),
+    (BALANCE, "the sum of a part's work is as small as possible",
+     "larger = std::max(earlier, cost(part, {begin, end - begin}));",
+     "larger = earlier + cost(part, {begin, end - begin});", ORDERS),
+    ("model/balance.h", "a part's work lacks what it has besides layers", "layers.begin() + range.end(), parts[part]);",
      "layers.begin() + range.end(), 0.0);", BALANCED),
     (OPTIONS, "the parts overlap", "ranges.empty() ? 0 : ranges.back().end(), count});",
      "ranges.empty() ? 0 : ranges.back().end() - 1, count});", ORDERS),
-    (OPTIONS, "a part lacks its last layer", "end - first[size_t(part)][size_t(end)]});",
-     "end - first[size_t(part)][size_t(end)] - (end < layers)});", ORDERS),
-    (OPTIONS, "the parts are in reverse order", "    std::ranges::reverse(ranges);\n", "", ORDERS),
+    (BALANCE, "a part lacks its last layer", "end - first[size_t(part)][size_t(end)]);",
+     "end - first[size_t(part)][size_t(end)] - (end < layers));", ORDERS),
+    (BALANCE, "the parts are in reverse order", "    std::ranges::reverse(counts);\n", "", ORDERS),
+    (BALANCE, "memory decides before work", "work.of_part(part, range) <= fastest.first ?", "true ?", ORDERS),
+    (BALANCE, "memory does not decide between equal work", "fastest.first ? bytes(part, range) : HUGE_VAL",
+     "fastest.first ? work.of_part(part, range) : HUGE_VAL", ORDERS),
+    (BALANCE, "all stages have the first one's memory",
+     "int& number = rank.pipeline.rank = 0;", "int number = rank.pipeline.rank = 0;", ORDERS),
+    (BALANCE, "a layer has no memory", "(range.count - mean) * of_layer[part % ranks];", "0;", ORDERS),
+    (BALANCE, "the limit is ignored", "return fits ? work", "return true ? work", ORDERS),
+    ("commands/layouts.cpp", "other layers are taken though they do not fit",
+     "return other->memory_bytes <= usable_bytes(layout.gpu) ? other : plan;", "return plan;", FITTING),
+    ("commands/layouts.cpp", "other layers are searched without a limit",
+     "pipeline_work(stages[0]), usable_bytes(layout.gpu));", "pipeline_work(stages[0]));", FITTING),
+    ("commands/layouts.cpp", "the list does not show the layers", '"  too large", layers_text(layout).c_str());',
+     '"  too large", "");', FITTING),
+    ("commands/plan_measured.cpp", "layers by measured times need not fit",
+     "balanced_layers(options, work, most_bytes);", "balanced_layers(options, work);", BALANCED),
     (OPTIONS, "the parts of a stage are adjacent", "chunk * options.pipeline.size + options.pipeline.rank",
      "options.pipeline.rank * options.pipeline.chunks + chunk", ORDERS),
     ("training/models/model_io.cpp", "the numbers of layers are ignored", "config.parallel.pipeline_layers};", "{}};",
@@ -87,11 +104,15 @@ FAULTS = [
     (TENSORS, "the last part's gradients lack the head", "    layout.chunks.back().end = layout.elements;\n", "", BITS),
     ("model/activations.cpp", "every stage has logits", ".has_output = options.pipeline.is_last()}",
      ".has_output = true}", MEMORY),
+    ("model/activations.cpp", "zero_bubble keeps as many micro-steps as 1f1b", "zero_bubble ? stages : stages - rank;",
+     "zero_bubble ? stages - rank : stages - rank;", ORDERS),
+    ("model/activations.cpp", "gpipe keeps as many micro-steps as 1f1b", "gpipe ? options.micro_steps : std::min(",
+     "gpipe ? std::min(most, options.micro_steps) : std::min(", ORDERS),
     ("model/activations.cpp", "the micro-steps in flight are one fewer",
      "counts[chunk] = most_in_flight(passes, int(chunk));",
      "counts[chunk] = std::max(1, most_in_flight(passes, int(chunk)) - 1);", BITS),
-    (STATE, "as many inputs as the last part needs", "options.training ? options.micro_steps : 1), -1)",
-     "options.training ? options.micro_steps : 1), options.pipeline.chunks - 1)", BITS),
+    (STATE, "as many inputs as the last part needs", "s.inputs.resize(size_t(s.in_flight[0]));",
+     "s.inputs.resize(size_t(s.in_flight.back()));", BITS),
     (STATE, "parts of the last stage have no next stage", "!pipeline.is_last() || pipeline.chunks > 1;",
      "!pipeline.is_last();", BITS),
     # ---- the passes of a stage

@@ -131,8 +131,13 @@ int micro_steps_deferred(const GptOptions& options) {
 }
 
 std::vector<int> micro_steps_in_flight(const GptOptions& options) {
-    std::vector<int> counts(size_t(options.pipeline.chunks), 1);
-    if (!options.training) return counts;
+    const auto& [rank, stages, schedule, chunks, layers] = options.pipeline;
+    std::vector<int> counts(size_t(chunks), 1);
+    if (!options.training || stages == 1) return counts;
+    if (chunks == 1) {
+        const int most = schedule == PipelineSchedule::zero_bubble ? stages : stages - rank;
+        return {schedule == PipelineSchedule::gpipe ? options.micro_steps : std::min(most, options.micro_steps)};
+    }
     const std::vector<Pass> passes = passes_of(options, options.micro_steps);
     for (size_t chunk = 0; chunk < counts.size(); chunk++) counts[chunk] = most_in_flight(passes, int(chunk));
     return counts;

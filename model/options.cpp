@@ -1,11 +1,9 @@
 #include "model/options.h"
 
-#include <algorithm>
 #include <bit>
-#include <cmath>
-#include <numeric>
 
 #include "kernels/base/check.h"
+#include "model/balance.h"
 
 std::vector<double> layer_work(const GptOptions& options) {
     const GptShape& s = options.shape;
@@ -17,47 +15,16 @@ std::vector<double> layer_work(const GptOptions& options) {
     return work;
 }
 
-double PipelineWork::of_part(size_t part, const LayerRange& range) const {
-    return std::accumulate(layers.begin() + range.first, layers.begin() + range.end(), parts[part]);
-}
-
-PipelineWork pipeline_work(const GptOptions& options) {
-    PipelineWork work{.layers = layer_work(options), .parts = {}};
-    work.parts.resize(size_t(options.pipeline.size * options.pipeline.chunks));
-    work.parts.back() = work.layers.back();
-    work.layers.pop_back();
-    return work;
-}
-
-std::vector<LayerRange> balanced_layers(const PipelineWork& work) {
-    const int layers = int(work.layers.size()), parts = int(work.parts.size());
-    std::vector<double> before = {0};  // the work of the layers before each one
-    for (const double layer : work.layers) before.push_back(before.back() + layer);
-    // most[part][end]: of the parts up to `part`, which have the layers before `end`, the most work of one; first[][]:
-    // the first layer of `part`.
-    std::vector<std::vector<double>> most(size_t(parts), std::vector<double>(size_t(layers) + 1, HUGE_VAL));
-    std::vector<std::vector<int>> first(size_t(parts), std::vector<int>(size_t(layers) + 1, 0));
-    for (int part = 0; part < parts; part++)
-        for (int end = part + 1; end <= layers; end++)
-            for (int begin = part; begin < end; begin++) {
-                if (part == 0 && begin > 0) break;
-                const double earlier = part == 0 ? 0 : most[size_t(part) - 1][size_t(begin)];
-                const double own = before[size_t(end)] - before[size_t(begin)] + work.parts[size_t(part)];
-                const double larger = std::max(earlier, own);
-                if (larger < most[size_t(part)][size_t(end)])
-                    most[size_t(part)][size_t(end)] = larger, first[size_t(part)][size_t(end)] = begin;
-            }
-    std::vector<LayerRange> ranges;
-    for (int part = parts - 1, end = layers; part >= 0; end = first[size_t(part)][size_t(end)], part--)
-        ranges.push_back({first[size_t(part)][size_t(end)], end - first[size_t(part)][size_t(end)]});
-    std::ranges::reverse(ranges);
-    return ranges;
+std::vector<int> part_layers(const GptOptions& options) {
+    const PipelineParallel& pipeline = options.pipeline;
+    if (pipeline.size * pipeline.chunks == 1) return {options.shape.n_layer};
+    return pipeline.layers.empty() ? balanced_layers(options, pipeline_work(options)) : pipeline.layers;
 }
 
 std::vector<LayerRange> layer_ranges(const GptOptions& options) {
     std::vector<LayerRange> ranges;
-    for (const int count : options.pipeline.layers) ranges.push_back({ranges.empty() ? 0 : ranges.back().end(), count});
-    return ranges.empty() ? balanced_layers(pipeline_work(options)) : ranges;
+    for (const int count : part_layers(options)) ranges.push_back({ranges.empty() ? 0 : ranges.back().end(), count});
+    return ranges;
 }
 
 std::vector<LayerRange> own_layers(const GptOptions& options) {

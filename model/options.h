@@ -67,7 +67,7 @@ struct PipelineParallel {
     int rank = 0, size = 1;
     PipelineSchedule schedule = PipelineSchedule::one_f_one_b;
     int chunks = 1;                // parts of each rank
-    std::vector<int> layers = {};  // of each part, at least 1; empty: see layer_ranges()
+    std::vector<int> layers = {};  // of each part, at least 1; empty: see part_layers()
 
     // Whether separate passes compute the gradients of the linear layers' parameters.
     bool defers_weights() const { return size > 1 && schedule == PipelineSchedule::zero_bubble; }
@@ -125,18 +125,10 @@ struct GptOptions {
 // Returns the multiplications per token of each layer in a forward pass, then of the head.
 std::vector<double> layer_work(const GptOptions& options);
 
-// The work of the layers of a model and, for each part of a pipeline, what it has besides its layers, in any unit.
-struct PipelineWork {
-    std::vector<double> layers, parts;
-    double of_part(size_t part, const LayerRange& range) const;
-};
-// Returns the multiplications per token of the size * chunks parts of options.pipeline; the last part has the head.
-PipelineWork pipeline_work(const GptOptions& options);
-// Returns the layers of each part such that the most work of a part is as small as possible.
-std::vector<LayerRange> balanced_layers(const PipelineWork& work);
-
-// Returns the layers of each of the size * chunks parts of options.pipeline. Without given numbers of layers, they are
-// balanced_layers() of pipeline_work().
+// Returns the number of layers of each of the size * chunks parts of options.pipeline: the given ones, or
+// balanced_layers() by pipeline_work(), whose search takes long.
+std::vector<int> part_layers(const GptOptions& options);
+// Returns the layers of these parts.
 std::vector<LayerRange> layer_ranges(const GptOptions& options);
 // Those of the parts that this rank has, in the order of its chunks.
 std::vector<LayerRange> own_layers(const GptOptions& options);

@@ -103,7 +103,8 @@ void check_fits(const GptOptions& options) {
     fail(Exit::os,
          "not enough memory: %zu bytes needed, %zu bytes available\n%sto reduce memory, use a smaller "
          "train.batch_size (now %d) with more micro-steps, train.recompute norm or block, a smaller train.head_rows "
-         "(now %d)%s",
+         "(now %d)%s%s",
          needed, free_bytes, plan_table(options), options.batch, options.head_rows,
+         options.pipeline.size > 1 ? ", fewer layers on this stage in parallel.pipeline_layers" : "",
          options.precision == Dtype::fp32 ? " or train.precision bf16" : "");
 }

@@ -113,7 +113,6 @@ static int most_between(const std::vector<Pass>& passes, int chunk, Pass::Kind f
 }
 
 int most_in_flight(const std::vector<Pass>& passes, int chunk) {
-    chunk = std::max(chunk, 0);  // a micro-step begins and ends with chunk 0
     return most_between(passes, chunk, Pass::forward, has_weights_passes(passes) ? Pass::weights : Pass::backward);
 }
 

@@ -43,8 +43,7 @@ inline constexpr int kBuffers = 2;  // of a stage for results of one kind that a
 std::vector<std::vector<Pass>> schedule_passes(PipelineSchedule schedule, int stages, int chunks, int micro_steps);
 
 // Returns the largest number of micro-steps whose forward pass of `chunk` has begun and whose last pass of it
-// (backward, or weights if there are weights passes) has not ended; with a negative chunk, the same for the rank's
-// first forward and last backward or weights pass of a micro-step.
+// (backward, or weights if there are weights passes) has not ended.
 int most_in_flight(const std::vector<Pass>& passes, int chunk);
 
 // Returns the largest number of micro-steps whose backward pass has begun and whose weights pass has not ended; 0 if

@@ -247,7 +247,7 @@ void place_inputs(GptState& s, Arena& arena) {
     if (drops) s.host_dropout_keys.resize(size_t(part.batch) * size_t(options.max_parts));
     if (options.document_mask) s.host_first_key.resize(size_t(options.batch) * size_t(options.seq_len));
     if (options.context.is_divided()) s.host_part.resize(tokens);
-    s.inputs.resize(size_t(most_in_flight(passes_of(options, options.training ? options.micro_steps : 1), -1)));
+    s.inputs.resize(size_t(s.in_flight[0]));
     const size_t count = s.inputs.size();
     int* const ids = arena.take<int>("control", "tokens", count * tokens);
     int* const targets = arena.take<int>("control", "targets", count * tokens);

@@ -224,8 +224,7 @@ static std::vector<TensorLayout> lay_out_stages(const GptOptions& o, int named) 
     std::map<std::string_view, int> numbers;
     for (const Tensor& tensor : whole.tensors) numbers.emplace(tensor.name, tensor.number);
     GptOptions stage = o;
-    stage.pipeline.layers.clear();
-    for (const LayerRange& range : layer_ranges(o)) stage.pipeline.layers.push_back(range.count);
+    stage.pipeline.layers = part_layers(o);
     for (stage.pipeline.rank = 0; stage.pipeline.rank < o.pipeline.size; stage.pipeline.rank++) {
         stages.push_back(lay_out_stage(stage));
         for (Tensor& tensor : stages.back().tensors) tensor.number = numbers.at(tensor.name);

@@ -21,9 +21,6 @@ struct Grid {
                 .pipeline = rank / (tensor * context * data),
                 .context = rank / tensor % context};
     }
-    int rank_of(const Place& place) const {
-        return ((place.pipeline * data + place.data) * context + place.context) * tensor + place.tensor;
-    }
     // The ranks that hold the same part of the model, and the number of a rank among them.
     int replicas() const { return data * context; }
     int replica_of(const Place& place) const { return place.data * context + place.context; }

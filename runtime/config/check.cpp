@@ -172,16 +172,15 @@ void check_grid(const Config& c, int world, Check& check) {
                "parallel.zero_stage (3) must be at most 2 with parallel.pipeline (%d): each micro-step would "
                "gather the parameters of the stage again",
                pipeline);
-    const std::string zero_bubble = format("parallel.pipeline_schedule \"%s\"", name_of(PipelineSchedule::zero_bubble));
-    if (c.parallel.pipeline_schedule == PipelineSchedule::zero_bubble) {
-        check.that(c.train.recompute == Recompute::none,
-                   "%s keeps activations for the weights' gradients: train.recompute must be \"none\", is \"%s\"",
-                   zero_bubble, name_of(c.train.recompute));
-        check.that(c.parallel.zero_stage < 2,
-                   "%s completes the weights' gradients after the backward pass: parallel.zero_stage (%d) must be "
-                   "at most 1",
-                   zero_bubble, c.parallel.zero_stage);
-    }
+    const bool defers = c.parallel.pipeline_schedule == PipelineSchedule::zero_bubble;
+    check.that(!defers || c.train.recompute == Recompute::none,
+               "parallel.pipeline_schedule \"zero_bubble\" keeps activations for the weights' gradients: "
+               "train.recompute must be \"none\", is \"%s\"",
+               name_of(c.train.recompute));
+    check.that(!defers || c.parallel.zero_stage < 2,
+               "parallel.pipeline_schedule \"zero_bubble\" completes the weights' gradients after the backward pass: "
+               "parallel.zero_stage (%d) must be at most 1",
+               c.parallel.zero_stage);
     const bool is_interleaved = c.parallel.pipeline_schedule == PipelineSchedule::interleaved;
     const int chunks = c.parallel.chunks(), parts = pipeline * chunks;
     check.that(is_interleaved == (chunks > 1),

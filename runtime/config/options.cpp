@@ -314,9 +314,7 @@ std::vector<Option> surrounding_options(Config& c) {
         {"parallel.pipeline_chunks", &c.parallel.pipeline_chunks, between(0, 1 << 10),
          "interleaved: parts of the layers on each rank; 0: 2, or 1 with another schedule", kNone},
         {"parallel.pipeline_layers", &c.parallel.pipeline_layers, between(1, 10000),
-         "pipeline above 1: layers of each of the pipeline times pipeline_chunks parts; empty: about the same "
-         "arithmetic in each",
-         kNone},
+         "pipeline above 1: layers of each of the pipeline times pipeline_chunks parts; empty: balanced", kNone},
         {"parallel.bucket_mb", &c.parallel.bucket_mb, between(0, 1 << 20),
          "size of a gradient bucket in MiB, reduced in one collective; 0: one bucket per block"},
         {"parallel.start_timeout_s", &c.parallel.start_timeout_s, between(0.1, 1e6),

@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "commands/plan_measured.h"
+#include "model/plan.h"
 #include "runtime/io/files.h"
 #include "test/support/catch.h"
 #include "test/support/temporary_directory.h"
@@ -38,7 +39,7 @@ std::string record(int step, const std::vector<int>& layers, const std::vector<d
 std::string plan_of(const GptOptions& options, const std::string& records) {
     const TemporaryDirectory run;
     write_file_atomically(run.path() + "/metrics.jsonl", records);
-    return measured_plan(options, run.path());
+    return measured_plan(options, run.path(), HUGE_VAL);
 }
 
 }  // namespace
@@ -61,6 +62,21 @@ TEST_CASE("measured times balance the stages", "[plan_measured]") {
     // Already balanced.
     text = plan_of(options_of({4, 2}), record(21, {4, 2}, {40, 40}));
     CHECK_THAT(text, ContainsSubstring("40.00 ms; no other layers are predicted to be faster\n"));
+}
+
+TEST_CASE("stages balanced by measured times fit into the memory", "[plan_measured]") {
+    const auto bytes_of = [](const std::vector<int>& layers) {
+        GptOptions stage = options_of(layers);
+        size_t most = 0;
+        for (int& rank = stage.pipeline.rank; rank < 2; rank++) most = std::max(most, planned_bytes(stage));
+        return double(most);
+    };
+    const double most = (bytes_of({4, 2}) + bytes_of({3, 3})) / 2;
+    REQUIRE(most < bytes_of({4, 2}));
+    const TemporaryDirectory run;
+    write_file_atomically(run.path() + "/metrics.jsonl", record(21, {1, 5}, {10, 70}));
+    CHECK_THAT(measured_plan(options_of({1, 5}), run.path(), most),
+               ContainsSubstring("predicted 50.00 ms with\nparallel.pipeline_layers: [3, 3]\n"));
 }
 
 TEST_CASE("measured times balance the parts of interleaved stages", "[plan_measured]") {

@@ -6,9 +6,12 @@
 #include <string>
 #include <vector>
 
+#include "model/activations.h"
+#include "model/balance.h"
 #include "model/optimizers.h"
 #include "model/options.h"
 #include "model/plan.h"
+#include "model/schedule.h"
 #include "model/tensors.h"
 #include "test/support/catch.h"
 
@@ -68,6 +71,85 @@ TEST_CASE("the most work of a part is as small as possible", "[model][pipeline]"
     CHECK(head_matters);
 }
 
+namespace {
+
+// Memory is not quite linear in the number of layers: buffers are multiples of 256 bytes, and each rank has a table of
+// all ranks' tensors.
+constexpr double kNear = 1.01;
+
+// All divisions of the layers into parts, each with its largest work of a part and its largest memory of a rank.
+struct Divided {
+    std::vector<int> layers;
+    double work;
+    size_t bytes;
+};
+
+void divide(const GptOptions& options, int left, std::vector<int>& layers, std::vector<Divided>& divisions) {
+    const int parts = options.pipeline.size - int(layers.size());
+    if (parts == 0) {
+        GptOptions stage = options;
+        stage.pipeline.layers = layers;
+        Divided& divided = divisions.emplace_back(layers, 0, 0);
+        const PipelineWork work = pipeline_work(options);
+        const std::vector<LayerRange> ranges = layer_ranges(stage);
+        for (int& rank = stage.pipeline.rank = 0; rank < options.pipeline.size; rank++) {
+            divided.work = std::max(divided.work, work.of_part(size_t(rank), ranges[size_t(rank)]));
+            divided.bytes = std::max(divided.bytes, planned_bytes(stage));
+        }
+        return;
+    }
+    for (int count = parts == 1 ? left : 1; count <= left - parts + 1; count++) {
+        layers.push_back(count);
+        divide(options, left - count, layers, divisions);
+        layers.pop_back();
+    }
+}
+
+const Divided& find(const std::vector<Divided>& divisions, const std::vector<int>& layers) {
+    return *std::ranges::find(divisions, layers, &Divided::layers);
+}
+
+}  // namespace
+
+// Memory differs between stages: the first one has the embeddings and, with 1f1b, the most micro-steps in flight.
+TEST_CASE("stages fit if they can, then the slowest is fastest, then the largest is smallest", "[model][pipeline]") {
+    int smaller = 0, slower = 0;
+    for (const auto& [stages, layers] : {std::pair(2, 6), {2, 7}, {3, 8}, {3, 10}, {4, 9}, {4, 11}})
+        for (const PipelineSchedule schedule : {PipelineSchedule::one_f_one_b, PipelineSchedule::gpipe}) {
+            GptOptions options = stage_options(layers, stages);
+            options.shape.n_embd = 64, options.micro_steps = 8;
+            options.pipeline.schedule = schedule;
+            std::vector<int> chosen;
+            std::vector<Divided> divisions;
+            divide(options, layers, chosen, divisions);
+            CAPTURE(stages, layers, int(schedule));
+            const PipelineWork work = pipeline_work(options);
+            const Divided free = find(divisions, balanced_layers(options, work));
+            for (const Divided& d : divisions)
+                smaller += d.work == free.work && double(d.bytes) > kNear * double(free.bytes);
+            // No limit, one with which nothing fits, and one between each two sizes.
+            std::vector<double> limits = {HUGE_VAL, 1};
+            std::ranges::sort(divisions, {}, &Divided::bytes);
+            for (size_t i = 1; i < divisions.size(); i++)
+                if (double(divisions[i].bytes) > kNear * kNear * double(divisions[i - 1].bytes))
+                    limits.push_back(kNear * double(divisions[i - 1].bytes));
+            for (const double limit : limits) {
+                const bool any_fits = limit > 1;
+                const Divided best = std::ranges::min(divisions, {}, [&](const Divided& d) {
+                    return std::tuple(double(d.bytes) > limit, any_fits ? d.work : 0, d.bytes);
+                });
+                chosen = balanced_layers(options, work, limit);
+                CAPTURE(limit, chosen, best.layers);
+                const Divided& found = find(divisions, chosen);
+                if (any_fits) CHECK(found.work == best.work);
+                CHECK(double(found.bytes) <= kNear * double(best.bytes));
+                slower += any_fits && found.work > free.work;
+            }
+        }
+    CHECK(smaller > 0);
+    CHECK(slower > 0);
+}
+
 // FLOPs: Kaplan et al., arXiv 2001.08361, section 2.1: 6 per weight and 12 per attended key and channel. Collectives:
 // 44 per micro-step of 4 layers, counted on ranks (dev/results/2026-11-27-tensor-parallelism.md).
 TEST_CASE("pipeline: the work of all parts is the work of the model", "[model][pipeline]") {
@@ -110,6 +192,26 @@ TEST_CASE("stages take the given numbers of layers in turn", "[model][pipeline]"
         for (const LayerRange& range : own_layers(options)) own[stage].emplace_back(range.first, range.count);
     CHECK(own[0] == std::vector{std::pair(0, 1), {3, 3}});
     CHECK(own[1] == std::vector{std::pair(1, 2), {6, 4}});
+}
+
+TEST_CASE("memory is for as many micro-steps as are in flight in any step", "[model][pipeline]") {
+    using enum PipelineSchedule;
+    for (const auto& [schedule, chunks] :
+         {std::pair(gpipe, 1), {one_f_one_b, 1}, {zero_bubble, 1}, {interleaved, 2}, {interleaved, 3}})
+        for (int stages = 2; stages <= 16; stages++)
+            for (int micro_steps = 1; micro_steps <= 64; micro_steps++) {
+                GptOptions options = stage_options(stages * chunks, stages, chunks);
+                options.micro_steps = micro_steps, options.pipeline.schedule = schedule;
+                const auto passes = schedule_passes(schedule, stages, chunks, micro_steps);
+                CAPTURE(int(schedule), chunks, stages, micro_steps);
+                for (int& stage = options.pipeline.rank; stage < stages; stage++) {
+                    std::vector<int> in_flight;
+                    for (int chunk = 0; chunk < chunks; chunk++)
+                        in_flight.push_back(most_in_flight(passes[size_t(stage)], chunk));
+                    REQUIRE(micro_steps_in_flight(options) == in_flight);
+                    REQUIRE(micro_steps_deferred(options) == most_deferred(passes[size_t(stage)]));
+                }
+            }
 }
 
 TEST_CASE("the stages have each tensor once, except a tied embedding", "[model][pipeline]") {

@@ -343,8 +343,7 @@ class FromTextToText(TrainerTest):
         said = self.run_trainer("plan", config, "--gpus", 12, "--gpus-per-node", 3)
         self.assertRegex(said, r"micro-steps +4 per step")
         self.assertRegex(said, r"\n +3 +2 +1 +2\* +0 .* configured\n")
-        self.assertIn("* GPUs of different nodes divide a layer", said)
-        self.assertIn("warning: parallel.tensor (2) does not divide --gpus-per-node (3)", said)
+        self.assertIn("* warning: GPUs of different nodes divide a layer", said)
         said = self.run_trainer("plan", config, "--gpus", 9, "--gpus-per-node", 9, expect=78)
         self.assertIn("ranks (9) must be a multiple", said)
 
@@ -404,6 +403,35 @@ class FromTextToText(TrainerTest):
         self.assertLess(int(stages[0][1]), int(stages[1][1]))
         self.assertTrue(said.startswith("stage 1 of 0 to 1 needs the most memory:\n"))
         self.assertEqual(re.search(r"^total +(\d+) bytes", said, re.M)[1], stages[1][1])
+
+    def test_plan_finds_layers_that_fit(self):
+        """The first stage keeps the activations of three micro-steps, the last one those of one."""
+        changes = dict(parallel_pipeline=3, model_n_layer=9, train_total_batch_tokens=60 * 8)
+
+        def stages(*options, **more):
+            said = self.run_trainer("plan", self.write_config(**changes, **more), *options)
+            found = re.findall(r"^stage \d +(\d+) bytes, \d+ parameters, layers (\d+) to (\d+)$", said, re.M)
+            return said, max(int(row[0]) for row in found), [int(row[2]) - int(row[1]) + 1 for row in found]
+
+        _, most, layers = stages()
+        usable = 0.97 * most
+        machine = self.dir / "small.json"
+        machine.write_text(json.dumps({"memory_gib": usable / 0.94 / 2**30}))
+        said, unlimited, _ = stages("--gpus", 3, "--gpu", machine, "--gpus-per-node", 3)
+        self.assertEqual(unlimited, most)  # of the configured layers
+        row, = re.findall(r"^ +1 +3 +1 +1 +0 .*$", said, re.M)
+        self.assertIn("configured, layers [", row)
+        fitting = json.loads(re.search(r"layers (\[.*\])", row)[1])
+        self.assertNotEqual(fitting, layers)
+        self.assertLess(fitting[0], layers[0])
+        _, least, given = stages(parallel_pipeline_layers=fitting)
+        self.assertEqual(given, fitting)
+        self.assertLessEqual(least, usable)
+        self.assertAlmostEqual(float(row.split()[5]), least / 2**30, delta=0.05)
+        # With twice the memory, the fastest layers.
+        machine.write_text(json.dumps({"memory_gib": 2 * most / 2**30}))
+        said, _, _ = stages("--gpus", 3, "--gpu", machine, "--gpus-per-node", 3)
+        self.assertRegex(said, r"\n +1 +3 +1 +1 +0 .* configured\n")
 
     def test_versions_and_help(self):
         self.assertIn("train_gpt", self.run_trainer("--version"))

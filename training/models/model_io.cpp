@@ -63,6 +63,7 @@ GptOptions gpt_options(const Config& config, const Grid& grid, int rank) {
              unused);
     if (const std::string problem = tensor_parallel_problem(options); !problem.empty())
         fail(Exit::config, "%s", problem);
+    if (grid.pipeline > 1) options.pipeline.layers = part_layers(options);
     return options;
 }
 

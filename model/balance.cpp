@@ -1,0 +1,68 @@
+#include "model/balance.h"
+
+#include <algorithm>
+#include <functional>
+
+#include "model/plan.h"
+
+PipelineWork pipeline_work(const GptOptions& options) {
+    PipelineWork work{.layers = layer_work(options), .parts = {}};
+    work.parts.resize(size_t(options.pipeline.size * options.pipeline.chunks));
+    work.parts.back() = work.layers.back();
+    work.layers.pop_back();
+    return work;
+}
+
+namespace {
+
+using PartCost = std::function<double(size_t part, const LayerRange& range)>;
+
+// Returns the largest cost of a part and the layers of each, such that the cost is as small as possible. If it is
+// infinite, the layers have no meaning.
+std::pair<double, std::vector<int>> least_cost(size_t parts, int layers, const PartCost& cost) {
+    // most[part][end]: of the parts up to `part`, which have the layers before `end`, the largest cost; first[][]: the
+    // first layer of `part`.
+    std::vector<std::vector<double>> most(parts, std::vector<double>(size_t(layers) + 1, HUGE_VAL));
+    std::vector<std::vector<int>> first(parts, std::vector<int>(size_t(layers) + 1, 0));
+    for (size_t part = 0; part < parts; part++)
+        for (int end = int(part) + 1; end <= layers; end++)
+            for (int begin = int(part); begin < (part == 0 ? 1 : end); begin++) {
+                const double earlier = part == 0 ? 0 : most[part - 1][size_t(begin)];
+                const double larger = std::max(earlier, cost(part, {begin, end - begin}));
+                if (larger < most[part][size_t(end)])
+                    most[part][size_t(end)] = larger, first[part][size_t(end)] = begin;
+            }
+    std::vector<int> counts;
+    for (int part = int(parts) - 1, end = layers; part >= 0; end = first[size_t(part--)][size_t(end)])
+        counts.push_back(end - first[size_t(part)][size_t(end)]);
+    std::ranges::reverse(counts);
+    return {most.back().back(), counts};
+}
+
+}  // namespace
+
+std::vector<int> balanced_layers(const GptOptions& options, const PipelineWork& work, double most_bytes) {
+    const size_t parts = work.parts.size(), ranks = size_t(options.pipeline.size);
+    const int layers = options.shape.n_layer, mean = std::max(1, layers / int(parts));
+    std::vector<double> of_mean, of_layer;  // bytes of each rank's parts
+    GptOptions rank = options;
+    for (int& number = rank.pipeline.rank = 0; number < options.pipeline.size; number++) {
+        const auto bytes = [&](int count) {
+            rank.shape.n_layer = int(parts) * count, rank.pipeline.layers.assign(parts, count);
+            return double(planned_bytes(rank)) / options.pipeline.chunks;
+        };
+        of_mean.push_back(bytes(mean));
+        of_layer.push_back(bytes(mean + 1) - of_mean.back());
+    }
+    const auto bytes = [&](size_t part, const LayerRange& range) {
+        return of_mean[part % ranks] + (range.count - mean) * of_layer[part % ranks];
+    };
+    const auto fastest = least_cost(parts, layers, [&](size_t part, const LayerRange& range) {
+        const bool fits = bytes(part, range) * options.pipeline.chunks <= most_bytes;
+        return fits ? work.of_part(part, range) : HUGE_VAL;
+    });
+    const auto smallest = least_cost(parts, layers, [&](size_t part, const LayerRange& range) {
+        return work.of_part(part, range) <= fastest.first ? bytes(part, range) : HUGE_VAL;
+    });
+    return smallest.second;
+}
