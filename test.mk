@@ -163,8 +163,9 @@ test:   ## install missing packages and run every test
 	scripts/test.sh
 interop: $(BUILD)/train_gpt_cpu  ## by hand: tests with real libraries from PyPI; NAMES= of test/interop
 	python3 test/interop $(NAMES)
-grids: $(BUILD)/train_gpt_cpu  ## by hand: all grids, models and levels of the tests of grids
-	LONG=1 python3 test/program test_grid test_grid_torch test_pipeline test_context
+grids: $(BUILD)/train_gpt_cpu $(BUILD)/train_gpt_simt  ## by hand: all grids, models and levels of the tests of grids
+	LONG=1 python3 test/program test_grid test_grid_torch test_pipeline test_context \
+	    test_simulated_ranks.SimulatedRanks.test_grids_have_the_bits_of_one_rank
 fuzz:  ## by hand, for hours: fuzz the parsers; FUZZERS="manifest ...", RUNS=, MINUTES=
 	scripts/setup.sh fuzz
 	$(MAKE) $(BUILD)/fuzzed/fuzzer

@@ -123,7 +123,9 @@ void linear_backward_weight(const LayerContext& x, const LayerWeights& w, ConstV
     const size_t n = size_t(w.weight.rows), k = size_t(w.weight.cols), bias = x.terms.element + n * k;
     for (int number = 0; number < x.segments; number++) {
         const size_t row = x.segment_row(number);
-        const int term = x.terms.first + number;
+        // A second term is added to the first one by its GEMM, with the same bits as by add_term().
+        const bool joins = (x.terms.first + number) % 2 == 1 && x.terms.is_complete && !x.accumulate;
+        const int term = x.terms.first + number - joins;
         run(x.stream, ops::matmul_backward_weight,
             {.dweight = term_of(x, w.weight.grad, term, x.terms.element),
              .dbias = term_of(x, w.bias.grad, term, bias),
@@ -133,11 +135,11 @@ void linear_backward_weight(const LayerContext& x, const LayerWeights& w, ConstV
              .rows = x.rows / x.segments,
              .n = w.weight.rows,
              .k = w.weight.cols,
-             .accumulate = x.accumulate},
+             .accumulate = x.accumulate || joins},
             {w.weight.name});
         if (!x.terms.is_complete) continue;
-        add_term(x, w.weight.grad, term, n * k, x.terms.element);
-        add_term(x, w.bias.grad, term, n, bias);
+        add_term(x, w.weight.grad, joins ? term / 2 : term, n * k, x.terms.element);
+        add_term(x, w.bias.grad, joins ? term / 2 : term, n, bias);
     }
 }
 

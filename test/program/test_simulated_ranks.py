@@ -1,5 +1,6 @@
 """Several ranks of the trainer on simulated GPUs, with comm_nccl.cu and a stand-in for NCCL: the same run as on one
 rank. If a call of the library fails, hangs or differs between ranks, the run ends in time and reports the cause."""
+import math
 import os
 import re
 import shutil
@@ -8,6 +9,8 @@ import subprocess
 import time
 import unittest
 
+from test_context import DIVISIONS, Layout
+from test_grid import LONG
 from test_simulated import SIMULATED, tolerance
 from test_supervise import Supervised
 from trainer import ENVIRONMENT, TrainerTest, trainers_in, wait_until
@@ -32,7 +35,8 @@ class SimulatedRanks(TrainerTest):
         """Returns the exit code and output of a run."""
         many = ["--nproc", str(ranks)] if ranks > 1 else []
         result = subprocess.run([SIMULATED, *many, config, *flags], cwd=self.dir, capture_output=True, text=True,
-                                timeout=170, env={**ENVIRONMENT, "OMP_NUM_THREADS": "1", **environment})
+                                timeout=1000 if LONG else 170,
+                                env={**ENVIRONMENT, "OMP_NUM_THREADS": "1", **environment})
         return result.returncode, result.stdout + result.stderr
 
     def train_on(self, ranks, run, **changes):
@@ -70,14 +74,27 @@ class SimulatedRanks(TrainerTest):
                 for step, (one, grid) in enumerate(losses, 1):
                     self.assertTrue(abs(one - grid) <= tolerance(precision, step), f"step {step}: {grid} for {one}")
 
-    def test_ranks_that_divide_layers_and_sequences_have_the_bits_of_one(self):
-        changes = dict(model_n_head=4, model_n_positions=64, train_seq_len=64, train_batch_size=1,
-                       train_total_batch_tokens=2 * 64, train_max_steps=3, train_precision="bf16",
-                       model_dropout=0.1, parallel_deterministic_reduce=True, parallel_terms=8, model_family="qwen3",
-                       model_n_kv_head=4, model_head_size=16)
-        self.train_on(1, "one", **changes)
-        self.train_on(4, "grid", parallel_tensor=2, parallel_context=2, parallel_zero_stage=1, **changes)
-        self.assertEqual(self.records("grid"), self.records("one"))
+    def test_grids_have_the_bits_of_one_rank(self):
+        """LONG: every division of 2, 4 and 8 ranks."""
+        length, layouts = (256, DIVISIONS) if LONG else (64, [Layout(context=2, tensor=2, zero=1)])
+        heads = 8 if LONG else 4
+        changes = dict(model_n_head=heads, model_n_positions=length, train_seq_len=length, train_batch_size=1,
+                       train_max_steps=2 if LONG else 3, train_precision="bf16", model_dropout=0.1,
+                       parallel_deterministic_reduce=True, parallel_terms=8, model_family="qwen3",
+                       model_n_kv_head=heads, model_head_size=16, model_n_layer=8 if LONG else 1)
+        for layout in layouts:
+            samples = max(2, layout.data)  # a run on simulated GPUs takes about as long as its tokens
+            changes["train_total_batch_tokens"] = samples * length
+            if not (self.dir / f"one_{samples}").exists():
+                self.train_on(1, f"one_{samples}", **changes)
+            with self.subTest(layout=layout):
+                shutil.rmtree(self.dir / "grid", ignore_errors=True)
+                self.train_on(math.prod(layout[:4]), "grid", parallel_context=layout.context,
+                              parallel_tensor=layout.tensor, parallel_pipeline=layout.stages,
+                              parallel_zero_stage=layout.zero, **changes)
+                self.assertEqual(self.records("grid"), self.records(f"one_{samples}"))
+                steps = changes["train_max_steps"]
+                self.assertEqual(self.logical_state(steps, "grid"), self.logical_state(steps, f"one_{samples}"))
 
     def test_matrices_of_ranks_that_divide_the_layers(self):
         changes = dict(optim_name="muon", optim_scalar_name="adafactor", model_n_head=4)
