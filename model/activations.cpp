@@ -134,7 +134,7 @@ std::vector<int> micro_steps_in_flight(const GptOptions& options) {
     const auto& [rank, stages, schedule, chunks, layers] = options.pipeline;
     std::vector<int> counts(size_t(chunks), 1);
     if (!options.training || stages == 1) return counts;
-    if (chunks == 1) {
+    if (chunks == 1) {  // see schedule_passes()
         const int most = schedule == PipelineSchedule::zero_bubble ? stages : stages - rank;
         return {schedule == PipelineSchedule::gpipe ? options.micro_steps : std::min(most, options.micro_steps)};
     }

@@ -405,7 +405,7 @@ class FromTextToText(TrainerTest):
         self.assertEqual(re.search(r"^total +(\d+) bytes", said, re.M)[1], stages[1][1])
 
     def test_plan_finds_layers_that_fit(self):
-        """The first stage keeps the activations of three micro-steps, the last one those of one."""
+        """The first stage keeps the activations of three micro-steps, the last stage of one."""
         changes = dict(parallel_pipeline=3, model_n_layer=9, train_total_batch_tokens=60 * 8)
 
         def stages(*options, **more):
