@@ -30,6 +30,7 @@ struct GradNorm {
     float norm;             // Euclidean norm of all gradients without the loss scale, before clipping
     float scale;            // factor on the gradients in the update: clipping coefficient / loss scale
     int non_finite_tensor;  // the first tensor with a NaN or infinity, or -1; if not -1, updates do nothing
+    int reserved;
 };
 
 // Adds the squares of each tensor. The additions are exact, so their order does not matter, neither here nor over

@@ -201,8 +201,10 @@ void grad_norm_finish(const GradNormFinish& op, Stream) {
     }
     const double norm = std::sqrt(sum) / *op.loss_scale;
     const double coefficient = op.clip > 0 ? std::min(1.0, op.clip / (norm + 1e-6)) : 1.0;
-    *op.out = {
-        .norm = float(norm), .scale = float(coefficient / *op.loss_scale), .non_finite_tensor = non_finite_tensor};
+    *op.out = {.norm = float(norm),
+               .scale = float(coefficient / *op.loss_scale),
+               .non_finite_tensor = non_finite_tensor,
+               .reserved = 0};
 }
 
 void elementwise_update(const ElementwiseUpdate& op, Stream) {

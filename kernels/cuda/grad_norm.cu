@@ -113,7 +113,8 @@ __global__ void __launch_bounds__(kThreads) grad_norm_finish_kernel(GradNormFini
     if (op.clip > 0 && op.clip / (norm + 1e-6) < 1) coefficient = op.clip / (norm + 1e-6);
     *op.out = {.norm = float(norm),
                .scale = float(coefficient / loss_scale),
-               .non_finite_tensor = first_non_finite < op.n_tensors ? first_non_finite : -1};
+               .non_finite_tensor = first_non_finite < op.n_tensors ? first_non_finite : -1,
+               .reserved = 0};
 }
 
 // out (count) = change(inp), by the threads of a block.

@@ -28,7 +28,8 @@ struct Chunked {
     explicit Chunked(int non_finite_tensor)
         : grad_norm("grad_norm", Role::input,
                     std::vector<ops::GradNorm>{
-                        {.norm = 3, .scale = 1.0f / 1024 / 3, .non_finite_tensor = non_finite_tensor}}) {}
+                        {.norm = 3, .scale = 1.0f / 1024 / 3, .non_finite_tensor = non_finite_tensor, .reserved = 0}}) {
+    }
 
     static ops::UpdateScalars scalars_of(float learning_rate, float keep, float momentum) {
         ops::UpdateScalars scalars{};
@@ -320,7 +321,8 @@ template <class Out, class In> struct Rows {
           out("out", Role::output, nans(inp.host.size()), out_shift),
           v("v", Role::output, moments(rows)),
           grad_norm("grad_norm", Role::input,
-                    std::vector<ops::GradNorm>{{.norm = 1, .scale = 1, .non_finite_tensor = non_finite_tensor}}) {}
+                    std::vector<ops::GradNorm>{
+                        {.norm = 1, .scale = 1, .non_finite_tensor = non_finite_tensor, .reserved = 0}}) {}
     static std::vector<double> moments(int rows) {
         std::vector<double> values = random_values(size_t(rows), 2);
         for (double& value : values) value = 1e-2 * value * value;

@@ -23,7 +23,8 @@ struct Adam {
           m("m", Role::input, random_values(count, 3)),
           grad("grad", Role::input, some_zeros(random_values(count, 4, 10))),
           grad_norm("grad_norm", Role::input,
-                    std::vector<ops::GradNorm>{{.norm = 1, .scale = 1, .non_finite_tensor = non_finite_tensor}}) {}
+                    std::vector<ops::GradNorm>{
+                        {.norm = 1, .scale = 1, .non_finite_tensor = non_finite_tensor, .reserved = 0}}) {}
     static std::vector<double> squares(std::vector<double> values) {
         for (double& value : values) value *= 1e-2 * value;
         return values;
@@ -210,7 +211,8 @@ TEST_CASE("orthonormalize_rows: the same bits at every address", "[ops]") {
 TEST_CASE("scaled_add does nothing when a gradient is not finite", "[ops]") {
     for (const int tensor : {-1, 0, 3}) {
         Array<ops::GradNorm> grad_norm(
-            "grad_norm", Role::input, std::vector<ops::GradNorm>{{.norm = 1, .scale = 1, .non_finite_tensor = tensor}});
+            "grad_norm", Role::input,
+            std::vector<ops::GradNorm>{{.norm = 1, .scale = 1, .non_finite_tensor = tensor, .reserved = 0}});
         Array<float> out("out", Role::output, random_values(3001, 1)), a("a", Role::input, random_values(3001, 2));
         const ops::ScaledAdd op{out.on(kDevice), a.on(kDevice), a.on(kDevice), 3001, 2, 1, grad_norm.on(kDevice)};
         const std::vector<float> before = out.fetch();

@@ -104,9 +104,9 @@ struct Factored {
 
     explicit Factored(int non_finite_tensor = -1, const std::vector<double>& gradients = Layers().gradients())
         : grad("grad", Role::output, gradients),
-          grad_norm(
-              "grad_norm", Role::input,
-              std::vector<ops::GradNorm>{{.norm = norm(), .scale = kScale, .non_finite_tensor = non_finite_tensor}}) {}
+          grad_norm("grad_norm", Role::input,
+                    std::vector<ops::GradNorm>{
+                        {.norm = norm(), .scale = kScale, .non_finite_tensor = non_finite_tensor, .reserved = 0}}) {}
 
     float norm() const {
         double sum = 0;

@@ -127,8 +127,9 @@ template <class State, class Master = float> struct Update {
     Array<float> direction{"direction", Role::output, random_values(state_count, 5)};
     Array<float> grad{"grad", Role::input, random_values(count, 4, 2)};
     Array<ops::Chunk> chunks{"chunks", Role::input, chunks_of_one_rank()};
-    Array<ops::GradNorm> grad_norm{"grad_norm", Role::input,
-                                   std::vector<ops::GradNorm>{{.norm = 3, .scale = 0.75f, .non_finite_tensor = -1}}};
+    Array<ops::GradNorm> grad_norm{
+        "grad_norm", Role::input,
+        std::vector<ops::GradNorm>{{.norm = 3, .scale = 0.75f, .non_finite_tensor = -1, .reserved = 0}}};
     Array<ops::UpdateScalars> scalars{"scalars", Role::input,
                                       std::vector<ops::UpdateScalars>{scalars_of(0.01f, 0.1f), scalars_of(0.02f, 0)}};
     Array<float> ratios{"trust ratios", Role::input, std::vector<float>{0.5f, 1.5f, 0.25f, 3, 0.75f, 2}};  // of tensors
@@ -303,7 +304,7 @@ TEST_CASE("elementwise_update with state in bf16 follows AdamW's formula in the 
         "chunks", Role::input,
         std::vector<ops::Chunk>{
             {.begin = 0, .count = kElements, .tensor = 0, .index = 0, .group = 0, .state_begin = 0}});
-    Array<ops::GradNorm> norm("grad_norm", Role::input, std::vector<ops::GradNorm>{{1, 1, -1}});
+    Array<ops::GradNorm> norm("grad_norm", Role::input, std::vector<ops::GradNorm>{{1, 1, -1, 0}});
     ops::UpdateScalars scalars = Update<bf16>::scalars_of(0.01f, 0);
     scalars.beta2 = 0.99f, scalars.one_minus_beta2 = 0.01f;
     double weight = 0, moments[] = {0, 0};
@@ -350,7 +351,7 @@ TEST_CASE("apply_direction with masters in bf16 moves weights in the mean", "[op
         "chunks", Role::input,
         std::vector<ops::Chunk>{
             {.begin = 0, .count = kElements, .tensor = 0, .index = 0, .group = 0, .state_begin = 0}});
-    Array<ops::GradNorm> norm("grad_norm", Role::input, std::vector<ops::GradNorm>{{1, 1, -1}});
+    Array<ops::GradNorm> norm("grad_norm", Role::input, std::vector<ops::GradNorm>{{1, 1, -1, 0}});
     for (int t = 1; t <= kSteps; t++) {
         ops::UpdateScalars scalars = Update<bf16>::scalars_of(0.0001f, 0);
         scalars.rounding_key = ops::rounding_key(kSeed, uint64_t(t));

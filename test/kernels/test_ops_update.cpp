@@ -38,7 +38,7 @@ template <class T> struct Update {
         : rule(kind),
           grad_norm("grad_norm", Role::input,
                     std::vector<ops::GradNorm>{
-                        {.norm = 3, .scale = 1.0f / 1024 / 3, .non_finite_tensor = non_finite_tensor}}),
+                        {.norm = 3, .scale = 1.0f / 1024 / 3, .non_finite_tensor = non_finite_tensor, .reserved = 0}}),
           scalars("scalars", Role::input,
                   std::vector<ops::UpdateScalars>{scalars_of(0.01f, 0.1f), scalars_of(0.02f, 0)}) {}
 

@@ -143,7 +143,7 @@ std::vector<float> trained(const OptimizerSettings& settings, std::vector<float>
     const ops::Chunk chunks[] = {
         {.begin = 0, .count = int(half), .tensor = 0, .index = 0, .group = 0, .state_begin = 0},
         {.begin = half, .count = int(half), .tensor = 1, .index = 1, .group = 1, .state_begin = half}};
-    const ops::GradNorm norm{.norm = 1, .scale = 1, .non_finite_tensor = -1};
+    const ops::GradNorm norm{.norm = 1, .scale = 1, .non_finite_tensor = -1, .reserved = 0};
     std::vector<float> states[ops::kMaxStates] = {std::vector<float>(count), std::vector<float>(count)};
     for (size_t step = 0; step < gradients.size() / count; step++) {
         std::vector<ops::UpdateScalars> scalars;

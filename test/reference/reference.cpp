@@ -443,7 +443,10 @@ void grad_norm_finish(const ops::GradNormFinish& op) {
     }
     double norm = std::sqrt(sum) / *op.loss_scale;
     double clipping = op.clip > 0 ? std::min(1.0, op.clip / (norm + 1e-6)) : 1;
-    *op.out = {.norm = float(norm), .scale = float(clipping / *op.loss_scale), .non_finite_tensor = non_finite_tensor};
+    *op.out = {.norm = float(norm),
+               .scale = float(clipping / *op.loss_scale),
+               .non_finite_tensor = non_finite_tensor,
+               .reserved = 0};
 }
 
 // Element i comes from the words of philox number i / 4. With words 0 and 1 as uniform numbers u, v, elements 0 and 1
