@@ -26,11 +26,12 @@ std::pair<double, std::vector<int>> least_cost(size_t parts, int layers, const P
     std::vector<std::vector<int>> first(parts, std::vector<int>(size_t(layers) + 1, 0));
     for (size_t part = 0; part < parts; part++)
         for (int end = int(part) + 1; end <= layers; end++)
-            for (int begin = int(part); begin < (part == 0 ? 1 : end); begin++) {
-                const double earlier = part == 0 ? 0 : most[part - 1][size_t(begin)];
-                const double larger = std::max(earlier, cost(part, {begin, end - begin}));
-                if (larger < most[part][size_t(end)])
-                    most[part][size_t(end)] = larger, first[part][size_t(end)] = begin;
+            for (int begin = part == 0 ? 0 : end - 1; begin >= int(part); begin--) {
+                double& least = most[part][size_t(end)];
+                const double own = cost(part, {begin, end - begin});
+                if (own >= least) break;  // more layers cost more
+                const double larger = std::max(own, part == 0 ? 0 : most[part - 1][size_t(begin)]);
+                if (larger < least) least = larger, first[part][size_t(end)] = begin;
             }
     std::vector<int> counts;
     for (int part = int(parts) - 1, end = layers; part >= 0; end = first[size_t(part--)][size_t(end)])
@@ -54,15 +55,20 @@ std::vector<int> balanced_layers(const GptOptions& options, const PipelineWork& 
         of_mean.push_back(bytes(mean));
         of_layer.push_back(bytes(mean + 1) - of_mean.back());
     }
+    std::vector<double> before = {0};  // the work of the layers before each one
+    for (const double layer : work.layers) before.push_back(before.back() + layer);
+    const auto work_of = [&](size_t part, const LayerRange& range) {
+        return before[size_t(range.end())] - before[size_t(range.first)] + work.parts[part];
+    };
     const auto bytes = [&](size_t part, const LayerRange& range) {
         return of_mean[part % ranks] + (range.count - mean) * of_layer[part % ranks];
     };
     const auto fastest = least_cost(parts, layers, [&](size_t part, const LayerRange& range) {
         const bool fits = bytes(part, range) * options.pipeline.chunks <= most_bytes;
-        return fits ? work.of_part(part, range) : HUGE_VAL;
+        return fits ? work_of(part, range) : HUGE_VAL;
     });
     const auto smallest = least_cost(parts, layers, [&](size_t part, const LayerRange& range) {
-        return work.of_part(part, range) <= fastest.first ? bytes(part, range) : HUGE_VAL;
+        return work_of(part, range) <= fastest.first ? bytes(part, range) : HUGE_VAL;
     });
     return smallest.second;
 }
