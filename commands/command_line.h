@@ -124,4 +124,5 @@ void add_ranks(const Command& command, CommandLine& line);
 RankEnvironment launched_ranks();
 
 // Runs an evaluation of a model on all launched ranks. Fails with Exit::config if they opened different checkpoints.
-void evaluate_on_ranks(const ModelSource& source, const std::string& revision, const std::function<void(Ranks&)>& work);
+void evaluate_on_ranks(const ModelSource& source, const std::string& revision,
+                       const std::function<void(Ranks&)>& work);

@@ -1,6 +1,7 @@
+#include "commands/command_line.h"
+
 #include <sys/stat.h>
 
-#include "commands/command_line.h"
 #include "kernels/base/check.h"
 #include "runtime/checkpoint/checkpoint.h"
 #include "runtime/cluster/cluster.h"
