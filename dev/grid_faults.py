@@ -28,6 +28,7 @@ FACTORS, SHAPE = "model/factors.cpp", "model/shape.h"
 CONTROL, NCCL = "runtime/cluster/control_channel.cpp", "kernels/cuda/comm_nccl.cu"
 LOST_OF_STAGES, LOST_OF_RING = (test + "test_a_lost_rank_is_reported_with_its_place" for test in (PIPELINE, RING))
 CUT = "simulated: test_network.TwoNodes.test_the_exit_codes_of_nodes_without_mpirun"
+EXCHANGE = "exchange: test_exchange.Exchange."
 CALLS = "simulated: test_simulated_ranks.SimulatedRanks.test_calls_of_a_grid_that_fail_hang_or_differ"
 STRAGGLERS, SLOW = "runtime/cluster/stragglers.cpp", "test_cpu: [stragglers]"
 MEASURED, BALANCED = "commands/plan_measured.cpp", "test_cpu: [plan_measured]"
@@ -412,4 +413,17 @@ FAULTS = [
     (NCCL, "each group numbers its collectives", "number_ = ++all_.collectives_", "number_ = ++collectives_", CALLS),
     (NCCL, "errors are named with the rank in the group", "in %s (collective %llu): %s\", settings_.rank, call",
      "in %s (collective %llu): %s\", rank_, call", CALLS),
+    # ---- groups of NCCL
+    (NCCL, "all ranks have one color", "group.size > 1 ? color : NCCL_SPLIT_NOCOLOR, key,",
+     "group.size > 1 ? 0 : NCCL_SPLIT_NOCOLOR, key,", EXCHANGE + "test_groups"),
+    (NCCL, "groups are in the order of the ranks", "NCCL_SPLIT_NOCOLOR, key, &part", "NCCL_SPLIT_NOCOLOR, 0, &part",
+     EXCHANGE + "test_groups"),
+    (NCCL, "a group is used before it has connected", "complete(part ? ncclInProgress :",
+     "complete(part ? ncclSuccess :", EXCHANGE + "test_groups"),
+    (NCCL, "old libraries split", "nccl_version() >= kFirstWithSplit", "nccl_version() > 0",
+     EXCHANGE + "test_a_failed_split_is_reported"),
+    (NCCL, "new libraries connect with ids", "nccl_version() >= kFirstWithSplit", "nccl_version() < 0",
+     EXCHANGE + "test_a_failed_split_is_reported"),
+    (NCCL, "the ids of a group are those of its last rank", "ids[size_t(members[0][1])]",
+     "ids[size_t(members.back()[1])]", "simulated: test_simulated_ranks.SimulatedRanks.test_groups_of_an_old_library"),
 ]

@@ -24,6 +24,7 @@ namespace {
 // After kEvents later collectives, a wait uses the event of one of them. This is correct: they finish in order.
 constexpr size_t kEvents = 256;
 constexpr int kEagerPolls = 1000;
+constexpr int kFirstWithSplit = 21800;  // NCCL 2.18.0
 constexpr double kPartingSeconds = 60;  // deadline in close_comm(), when the hang detector no longer runs
 
 Exit exit_of(ncclResult_t code) {
@@ -47,6 +48,19 @@ std::string nccl_words(ncclResult_t code, ncclComm_t comm) {
     return words;
 }
 
+// Returns 10,000 x major + 100 x minor + patch, or 0 if NCCL is not usable here.
+int nccl_version() {
+    int version = 0;
+    return ncclGetVersion(&version) == ncclSuccess ? version : 0;
+}
+
+// The host polls for the end of a call.
+ncclConfig_t non_blocking() {
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.blocking = 0;
+    return config;
+}
+
 // An ncclUniqueId, in the form in which ranks send it to each other.
 using IdBytes = std::array<char, NCCL_UNIQUE_ID_BYTES>;
 
@@ -61,15 +75,15 @@ IdBytes new_id(int rank) {
 
 class Nccl {
 public:
-    // Connects the ranks of `place`. `all`: the communicator that they are a group of, or null.
-    Nccl(const CommSettings& settings, const Comm& place, const IdBytes& bytes, Nccl* all)
-        : settings_(settings), rank_(place.rank), size_(place.size), all_(all ? *all : *this), name_("join") {
-        ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-        config.blocking = 0;
+    // Connects the ranks of `place`, or takes the communicator that connects them. `all`: the communicator that they
+    // are a group of, or null.
+    Nccl(const CommSettings& settings, const Comm& place, const IdBytes& bytes, Nccl* all, ncclComm_t part = nullptr)
+        : settings_(settings), rank_(place.rank), size_(place.size), all_(all ? *all : *this), comm_(part) {
+        ncclConfig_t config = non_blocking();
         ncclUniqueId id;
         std::ranges::copy(bytes, id.internal);
-        complete(ncclCommInitRankConfig(&comm_, size_, id, rank_, &config), "ncclCommInitRankConfig",
-                 settings.deadline_s);
+        const char* const call = part ? "ncclCommSplit" : "ncclCommInitRankConfig";
+        complete(part ? ncclInProgress : ncclCommInitRankConfig(&comm_, size_, id, rank_, &config), call);
         check_cuda(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate");
         called_ = make_event(cudaEventDisableTiming);
         for (Event& event : finished_) event = make_event(cudaEventDisableTiming);
@@ -185,7 +199,7 @@ public:
         }
     }
 
-    // The first rank of each group creates the id of its communicator.
+    // Without ncclCommSplit(), the first rank of each group creates the id of its communicator.
     Comm split(int color, int key) {
         require(!is_group(), "split: a group cannot be split");
         std::vector<std::array<int, 2>> members;  // of this rank's group: keys and ranks
@@ -197,11 +211,20 @@ public:
         std::ranges::sort(members);
         const auto mine = std::ranges::find(members, settings_.rank, [](const auto& member) { return member[1]; });
         Comm group{int(mine - members.begin()), int(members.size())};
-        const IdBytes own = group.rank == 0 && group.size > 1 ? new_id(settings_.rank) : IdBytes{};
-        const std::vector<std::string> ids = settings_.gather(nlohmann::json(own).dump());
+        IdBytes id{};
+        ncclComm_t part = nullptr;
+        if (nccl_version() >= kFirstWithSplit) {
+            ncclConfig_t config = non_blocking();
+            name_ = "split";
+            complete(ncclCommSplit(comm_, group.size > 1 ? color : NCCL_SPLIT_NOCOLOR, key, &part, &config),
+                     "ncclCommSplit");
+        } else {
+            if (group.rank == 0 && group.size > 1) id = new_id(settings_.rank);
+            const std::vector<std::string> ids = settings_.gather(nlohmann::json(id).dump());
+            id = nlohmann::json::parse(ids[size_t(members[0][1])]).get<IdBytes>();
+        }
         if (group.size == 1) return comm_single();
-        const auto id = nlohmann::json::parse(ids[size_t(members[0][1])]).get<IdBytes>();
-        group.handle = groups_.emplace_back(std::make_unique<Nccl>(settings_, group, id, this)).get();
+        group.handle = groups_.emplace_back(std::make_unique<Nccl>(settings_, group, id, this, part)).get();
         return group;
     }
 
@@ -307,7 +330,7 @@ private:
     CommTotals totals_;                          // excluding laps still in stream_waits_
     Stopwatch stream_waits_;
     Trace* trace_ = nullptr;
-    const char* name_;  // of the last started collective
+    const char* name_ = "join";  // of the last started collective
 };
 
 // Whether a reduce-scatter adds here as a tree, not in NCCL.
@@ -351,8 +374,7 @@ RankInfo rank_info(const CommSettings& settings) {
     } catch (const Error& error) {
         info.problem = "has no GPU: " + std::string(error.what());
     }
-    int version = 0;
-    if (info.problem.empty() && ncclGetVersion(&version) != ncclSuccess)
+    if (info.problem.empty() && !nccl_version())
         info.problem = std::string("cannot use NCCL: ") + ncclGetLastError(nullptr);
     if (settings.rank == 0 && info.problem.empty()) info.id = new_id(0);
     return info;
@@ -398,11 +420,10 @@ Comm split(const Comm& comm, int color, int key) {
 }
 
 std::string comm_library() {
-    int version = 0;
-    const bool known = ncclGetVersion(&version) == ncclSuccess;
+    const int version = nccl_version();
     const std::string mpi = launcher_library();
-    return (known ? format("NCCL %d.%d.%d", version / 10000, version / 100 % 100, version % 100)
-                  : format("NCCL, not usable here: %s", ncclGetLastError(nullptr))) +
+    return (version ? format("NCCL %d.%d.%d", version / 10000, version / 100 % 100, version % 100)
+                    : format("NCCL, not usable here: %s", ncclGetLastError(nullptr))) +
            ", started by any launcher" + (mpi.empty() ? "" : "; " + mpi + " for mpirun");
 }
 

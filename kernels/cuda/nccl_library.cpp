@@ -86,6 +86,10 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int ranks, ncclUniqueId id
     return forward<ncclCommInitRankConfig>("ncclCommInitRankConfig", comm, ranks, id, rank, config);
 }
 
+ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* part, ncclConfig_t* config) {
+    return forward<ncclCommSplit>("ncclCommSplit", comm, color, key, part, config);
+}
+
 ncclResult_t ncclCommFinalize(ncclComm_t comm) { return forward<ncclCommFinalize>("ncclCommFinalize", comm); }
 
 ncclResult_t ncclCommDestroy(ncclComm_t comm) { return forward<ncclCommDestroy>("ncclCommDestroy", comm); }

@@ -73,15 +73,17 @@ class Exchange(unittest.TestCase):
                     self.exchange(ranks, "sums", *order)
 
     def test_a_failure_ends_the_groups(self):
-        said = self.exchange(2, "fails", codes=(71, 76), environment={"STAND_IN_NCCL": "fail 6 0"})
+        said = self.exchange(2, "fails", codes=(71, 76), environment={"STAND_IN_NCCL": "fail 5 0"})
         self.assertIn("rank 0: ncclAllReduce failed in all_reduce_sum (collective 2)", said)
 
     def test_a_failed_split_is_reported(self):
-        for action, reason in (("fail", "ncclGetUniqueId"), ("late", "ncclCommInitRankConfig")):
-            call = {"ncclGetUniqueId": 3, "ncclCommInitRankConfig": 4}[reason]
-            with self.subTest(call=reason):
-                said = self.exchange(2, "groups", codes=(70, 71, 76),
-                                     environment={"STAND_IN_NCCL": f"{action} {call} 0"})
+        """Groups connect with ids if the library has no ncclCommSplit."""
+        for version, action, call, reason in (
+                ("21700", "fail", 3, "ncclGetUniqueId"), ("21700", "late", 4, "ncclCommInitRankConfig"),
+                ("21800", "fail", 3, "ncclCommSplit"), ("21800", "late", 3, "ncclCommSplit")):
+            with self.subTest(call=reason, action=action):
+                said = self.exchange(2, "groups", codes=(70, 71, 76), environment={
+                    "STAND_IN_NCCL": f"{action} {call} 0", "STAND_IN_NCCL_VERSION": version})
                 self.assertIn(f"rank 0: {reason} failed", said)
 
     def test_a_rank_that_dies_in_a_group_is_reported(self):

@@ -96,6 +96,15 @@ class SimulatedRanks(TrainerTest):
                 steps = changes["train_max_steps"]
                 self.assertEqual(self.logical_state(steps, "grid"), self.logical_state(steps, f"one_{samples}"))
 
+    def test_groups_of_an_old_library(self):
+        """NCCL before 2.18 has no ncclCommSplit: groups connect with ids."""
+        config = self.write_config(**{**FOUR, "train_max_steps": 2}, model_n_head=4, parallel_tensor=2)
+        for run, version in (("new", "21800"), ("old", "21700")):
+            code, said = self.start(4, config, "--set", f"run.dir={run}", STAND_IN_NCCL_VERSION=version)
+            self.assertEqual(code, 0, said)
+            self.assertIn(f" by NCCL 2.{version[1:3]}.0", said)
+        self.assertEqual(self.records("old"), self.records("new"))
+
     def test_matrices_of_ranks_that_divide_the_layers(self):
         changes = dict(optim_name="muon", optim_scalar_name="adafactor", model_n_head=4)
         self.train_on(1, "one", **changes)
@@ -182,9 +191,9 @@ class SimulatedRanks(TrainerTest):
     def test_calls_of_a_grid_that_fail_hang_or_differ(self):
         """In the third step or later, as above. All groups end, also those that the fault does not reach."""
         for kind, action, call, rank, called in (
-                ("pipeline", "fail", 84, 0, "ncclRecv"), ("pipeline", "fail", 85, 1, "ncclSend"),
-                ("pipeline", "stall", 81, 0, "ncclSend"), ("pipeline", "hang", 82, 1, "ncclRecv"),
-                ("pipeline", "mismatch", 85, 1, "ncclSend"),
+                ("pipeline", "fail", 82, 0, "ncclRecv"), ("pipeline", "fail", 84, 1, "ncclSend"),
+                ("pipeline", "stall", 79, 0, "ncclSend"), ("pipeline", "hang", 81, 1, "ncclRecv"),
+                ("pipeline", "mismatch", 84, 1, "ncclSend"),
                 ("context", "fail", 60, 3, "ncclSend"), ("context", "hang", 61, 3, "ncclRecv"),
                 ("context", "mismatch", 61, 3, "ncclRecv"),
                 ("tensor", "fail", 82, 3, "ncclReduceScatter"), ("tensor", "hang", 83, 3, "ncclAllGather"),
@@ -207,6 +216,14 @@ class SimulatedRanks(TrainerTest):
                     # Others are ahead of a host that stays in a call. Stages wait for each other's messages.
                     if action == "hang" and kind != "pipeline":
                         self.assertEqual(int(hangs[1]), rank, said)
+
+    def test_a_split_that_fails(self):
+        for action, call, rank in (("fail", 3, 1), ("late", 4, 0)):
+            with self.subTest(action=action):
+                said, function = self.check_planned(action, call, rank, False, (70, 71, 76), **GRIDS["pipeline"][1],
+                                                    parallel_pipeline=2, parallel_zero_stage=0)
+                self.assertEqual(function, "ncclCommSplit")
+                self.assertRegex(said, rf"rank {rank}: ncclCommSplit failed in split")
 
     def test_ranks_that_call_different_collectives(self):
         said, function = self.check_planned("mismatch", 10, 1, False, range(1, 128))

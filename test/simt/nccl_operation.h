@@ -58,8 +58,17 @@ struct Message {
     size_t count = 0, offset = 0;  // of sent bytes in the sender's area
 };
 
+// What a rank passes to a split, and the id of the part's communicator if it is the first rank of its part.
+struct Split {
+    int color, key;
+    ncclUniqueId id;
+    std::atomic<bool> has_id;
+};
+
 struct Slot {
     std::atomic<uint64_t> arrived, done;  // numbers of collectives
+    std::atomic<uint64_t> splits;         // begun
+    Split split[2];                       // the last ones: a rank is at most one split ahead of another
     std::atomic<bool> has_aborted;
     Description description;
     // By peer: the number of groups with messages from or to it in `message`, and of its groups that were read here.
@@ -100,6 +109,7 @@ struct ncclComm {
     uint64_t collectives = 0, groups[simt::nccl::kMaxRanks] = {};  // groups: by rank that they have messages for
     ncclResult_t error = ncclSuccess, late_error = ncclSuccess, later_error = ncclSuccess;
     std::string last_words;
+    ncclComm_t* part = nullptr;  // where a split that is in progress puts the part's communicator
 
     simt::nccl::Slot& slot(int of) const { return meeting->slots[of]; }
     char* area(int of) const {

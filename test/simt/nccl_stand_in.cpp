@@ -139,6 +139,60 @@ ncclResult_t collective(const Description& description, const void* from, void* 
     return enqueue(name_of(description.kind), comm, std::move(op));
 }
 
+int version_of_library() {
+    const char* const other = std::getenv("STAND_IN_NCCL_VERSION");
+    return other ? std::atoi(other) : 22809;
+}
+
+// Creates the memory of a communicator.
+ncclResult_t make_id(ncclUniqueId& id) {
+    const int file = memfd_create("stand-in for NCCL", 0);  // stays open: the other ranks open it through this process
+    if (file < 0 || ftruncate(file, off_t(kSharedBytes))) return ncclSystemError;
+    id = {};
+    std::snprintf(id.internal, sizeof(id.internal), "/proc/%d/fd/%d", int(getpid()), file);
+    return ncclSuccess;
+}
+
+// Returns a communicator that waits for the other ranks, or null.
+ncclComm_t join(const ncclUniqueId& id, int rank, int ranks) {
+    const int file = open(id.internal, O_RDWR);
+    if (file < 0) return nullptr;
+    void* memory = mmap(nullptr, kSharedBytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, file, 0);
+    close(file);
+    if (memory == MAP_FAILED) return nullptr;
+    auto made = std::make_shared<ncclComm>();
+    made->meeting = static_cast<Meeting*>(memory);
+    made->rank = rank;
+    made->size = ranks;
+    made->polls = kPolls;
+    made->meeting->joined++;
+    library().comms.push_back(made);
+    return made.get();
+}
+
+// Returns whether a split has ended: all ranks have begun it, and the first rank of this one's part has published an
+// id.
+bool has_split(ncclComm& comm) {
+    const uint64_t number = comm.slot(comm.rank).splits;
+    const auto split_of = [&](int rank) -> Split& { return comm.slot(rank).split[number % 2]; };
+    if (!comm.all([&](const Slot& slot) { return slot.splits >= number; })) return false;
+    Split& own = split_of(comm.rank);
+    std::vector<std::pair<int, int>> members;  // keys and ranks
+    for (int rank = 0; rank < comm.size; rank++)
+        if (split_of(rank).color == own.color) members.emplace_back(split_of(rank).key, rank);
+    std::ranges::sort(members);
+    Split& first = split_of(members[0].second);
+    if (own.color == NCCL_SPLIT_NOCOLOR) {
+        comm.part = nullptr;
+        return true;
+    }
+    if (&first == &own && !own.has_id) own.has_id = make_id(own.id) == ncclSuccess;
+    if (!first.has_id) return false;
+    const auto place = std::ranges::find(members, std::pair(own.key, comm.rank)) - members.begin();
+    *std::exchange(comm.part, nullptr) = join(first.id, int(place), int(members.size()));
+    return true;
+}
+
 }  // namespace
 
 simt::NcclPlan& simt::nccl_plan() { return library().plan; }
@@ -146,17 +200,13 @@ int simt::nccl_calls() { return library().calls; }
 int simt::nccl_comms() { return int(library().comms.size()); }
 
 ncclResult_t ncclGetVersion(int* version) {
-    *version = 22809;
+    *version = version_of_library();
     return ncclSuccess;
 }
 
 ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
     if (const ncclResult_t result = result_of(planned("ncclGetUniqueId", 0)); result != ncclSuccess) return result;
-    const int file = memfd_create("stand-in for NCCL", 0);  // stays open: the other ranks open it through this process
-    if (file < 0 || ftruncate(file, off_t(kSharedBytes))) return ncclSystemError;
-    *id = {};
-    std::snprintf(id->internal, sizeof(id->internal), "/proc/%d/fd/%d", int(getpid()), file);
-    return ncclSuccess;
+    return make_id(*id);
 }
 
 ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int ranks, ncclUniqueId id, int rank, ncclConfig_t* config) {
@@ -166,20 +216,30 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int ranks, ncclUniqueId id
     if (ranks < 1 || ranks > kMaxRanks || rank < 0 || rank >= ranks || config->magic != 0xcafebeef)
         return refuse(nullptr, ncclInvalidArgument, "a communicator with wrong ranks or settings");
     if (config->blocking != 0) return refuse(nullptr, ncclInvalidUsage, "a communicator that blocks has no deadline");
-    const int file = open(id.internal, O_RDWR);
-    if (file < 0) return ncclSystemError;
-    void* memory = mmap(nullptr, kSharedBytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, file, 0);
-    close(file);
-    if (memory == MAP_FAILED) return ncclSystemError;
-    auto made = std::make_shared<ncclComm>();
-    made->meeting = static_cast<Meeting*>(memory);
-    made->rank = rank;
-    made->size = ranks;
-    made->polls = action == "hang" || action == "stall" ? kForEver : kPolls;
-    if (action == "late") made->late_error = ncclInternalError;
-    made->meeting->joined++;
-    library().comms.push_back(made);
-    *comm = made.get();
+    *comm = join(id, rank, ranks);
+    if (!*comm) return ncclSystemError;
+    if (action == "hang" || action == "stall") (*comm)->polls = kForEver;
+    if (action == "late") (*comm)->late_error = ncclInternalError;
+    return ncclInProgress;
+}
+
+ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* part, ncclConfig_t* config) {
+    *part = nullptr;
+    if (!shared(comm)) return refuse(nullptr, ncclInvalidArgument, "ncclCommSplit of no communicator");
+    const std::string action = planned("ncclCommSplit", comm->rank);
+    if (const ncclResult_t result = result_of(action); result != ncclSuccess) return result;
+    if (version_of_library() < 21800) return refuse(comm, ncclInvalidUsage, "NCCL before 2.18 has no ncclCommSplit");
+    if (color < NCCL_SPLIT_NOCOLOR) return refuse(comm, ncclInvalidArgument, "a negative color");
+    if (config->blocking != 0) return refuse(comm, ncclInvalidUsage, "a communicator that blocks has no deadline");
+    if (comm->polls || comm->is_joining || comm->is_finalized)
+        return refuse(comm, ncclInvalidUsage, "ncclCommSplit while another call was on its way");
+    Slot& slot = comm->slot(comm->rank);
+    Split& split = slot.split[(slot.splits + 1) % 2];
+    split.color = color, split.key = key, split.has_id = false;
+    slot.splits++;
+    comm->part = part;
+    comm->polls = action == "hang" || action == "stall" ? kForEver : kPolls;
+    if (action == "late") comm->late_error = ncclInternalError;
     return ncclInProgress;
 }
 
@@ -187,7 +247,9 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* error) {
     if (!shared(comm)) return refuse(nullptr, ncclInvalidArgument, "ncclCommGetAsyncError of no communicator");
     *error = ncclInProgress;
     if (comm->is_joining && comm->meeting->joined < comm->size) return ncclSuccess;
-    if (comm->polls == kForEver || (comm->polls && --comm->polls)) return ncclSuccess;
+    if (comm->polls == kForEver || (comm->polls > 1 && --comm->polls)) return ncclSuccess;
+    if (comm->part && !has_split(*comm)) return ncclSuccess;
+    comm->polls = 0;
     comm->is_joining = false;
     take_in(comm);
     *error = comm->error;
