@@ -186,8 +186,7 @@ std::vector<Option> training_options(Config& c) {
          "action when non-finite steps exceed loss_scale.max_skipped_steps or persist at loss_scale.minimum. rollback: "
          "as for on_spike"},
         {"train.check_replicas_every", &c.train.check_replicas_every, kStepsOr0,
-         "steps between comparisons of replicated state across ranks, which detect silent data corruption; 0: never",
-         kNone},
+         "steps between comparisons of replicas, which detect silent data corruption; 0: never", kNone},
     };
 }
 
@@ -282,30 +281,21 @@ std::vector<Option> optimizer_options(Config& c) {
 std::vector<Option> surrounding_options(Config& c) {
     return {
         {"parallel.auto", &c.parallel.automatic, kAnything,
-         "choose zero_stage, tensor, context and pipeline for the number of ranks: the first layout of `plan --gpus`",
-         kNone},
+         "choose zero_stage, tensor, context and pipeline: the first layout that `plan --gpus` lists", kNone},
         {"parallel.zero_stage", &c.parallel.zero_stage, between(0, 3),
-         "ZeRO stage: state sharded across ranks. 0: none; 1: master weights and optimizer state; 2: also gradients; "
-         "3: also parameters",
-         kNone},
+         "ZeRO: sharded state. 0: none; 1: masters and optimizer state; 2: also gradients; 3: also parameters", kNone},
         {"parallel.deterministic_reduce", &c.parallel.deterministic_reduce, kAnything,
          "sum in a fixed order: the same bits for any power-of-two number of ranks and micro-steps, any number of "
          "pipeline stages and, up to terms, any parallel.tensor and parallel.context"},
         {"parallel.tensor", &c.parallel.tensor, between(1, 1 << 10),
-         "ranks that divide each layer and the vocabulary: tensor and sequence parallelism. Powers of two that divide "
-         "the head counts and the MLP's hidden dimension",
-         kNone},
+         "tensor and sequence parallelism: ranks that divide each layer, a power of two that divides the heads", kNone},
         {"parallel.terms", &c.parallel.terms, between(0, 16),
          "with deterministic_reduce: the most terms of a sum that parallel.tensor or parallel.context divides, the "
          "same on one rank; 1 costs nothing, but the bits depend on these keys. 0: 8 on CPUs, 1 on GPUs"},
         {"parallel.context", &c.parallel.context, between(1, 1 << 10),
-         "ranks that divide each sequence: context parallelism with ring attention. train.seq_len must be a multiple "
-         "of 32 times this",
-         kNone},
+         "context parallelism: ranks that divide each sequence. train.seq_len: a multiple of 32 times this", kNone},
         {"parallel.pipeline", &c.parallel.pipeline, between(1, 1 << 10),
-         "ranks that have different layers: pipeline parallelism. Divides the ranks, with parallel.tensor and "
-         "parallel.context",
-         kNone},
+         "pipeline parallelism: ranks that have different layers", kNone},
         {"parallel.pipeline_schedule", &c.parallel.pipeline_schedule, kAnything,
          "pipeline above 1: order of the passes of a step. gpipe: all forward passes first; 1f1b: forward and backward "
          "alternate; interleaved: 1f1b with several parts of the layers on each rank; zero_bubble: 1f1b with separate "
@@ -337,14 +327,11 @@ std::vector<Option> surrounding_options(Config& c) {
         {"eval.batches", &c.eval.batches, between(0, kMaxSteps),
          "micro-batches per validation, over all ranks; 0: the whole split", kNone},
         {"eval.stride", &c.eval.stride, between(0, kMaxInt),
-         "tokens between the starts of successive validation windows; the overlap is context only. 0: train.seq_len, "
-         "no overlap",
-         kNone},
+         "tokens from one validation window to the next; their overlap is context only. 0: train.seq_len", kNone},
         {"eval.patience", &c.eval.patience, kStepsOr0,
          "stop after this many consecutive validations without a new lowest loss; 0: no early stopping"},
         {"eval.questions", &c.eval.questions, kAnything,
-         "glob pattern of multiple-choice question files (JSON Lines) to evaluate with each validation; empty: none",
-         kNone},
+         "glob pattern of multiple-choice question files (JSON Lines) for each validation; empty: none", kNone},
         {"eval.max_questions", &c.eval.max_questions, between(0, kMaxSteps),
          "questions per file, taken from its start; 0: all", kNone},
 
@@ -360,8 +347,7 @@ std::vector<Option> surrounding_options(Config& c) {
          "sample from tokens at least min_p times as likely as the top one; 0: all", kNone},
 
         {"log.every_steps", &c.log.every_steps, kSteps, "steps between progress lines on stdout", kNone},
-        {"log.tensorboard", &c.log.tensorboard, kAnything, "write TensorBoard event files to run.dir/tensorboard",
-         kNone},
+        {"log.tensorboard", &c.log.tensorboard, kAnything, "write event files to run.dir/tensorboard", kNone},
         {"log.norms_every_steps", &c.log.norms_every_steps, kStepsOr0,
          "steps between records of each tensor's gradient norm and each layer's activation RMS; 0: none", kNone},
         {"log.noise_scale_every_steps", &c.log.noise_scale_every_steps, kStepsOr0,
