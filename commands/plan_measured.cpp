@@ -68,7 +68,7 @@ std::string measured_plan(const GptOptions& options, const std::string& run_dir,
 
     const double ms_per_work = std::accumulate(stage_ms.begin(), stage_ms.end(), 0.0) /
                                std::accumulate(before.work.begin(), before.work.end(), 0.0);
-    for (double& layer : work.layers) layer *= ms_per_work;
+    for (double& layers : work.before) layers *= ms_per_work;
     for (size_t part = 0; part < work.parts.size(); part++) {
         const double rest_ms = stage_ms[part % stages] - before.work[part % stages] * ms_per_work;
         work.parts[part] = work.parts[part] * ms_per_work + rest_ms / options.pipeline.chunks;

@@ -89,18 +89,24 @@ ops::KeyChunk keys_of(const LayerContext& x, int step, const ChunkPair& pair) {
             .is_last = is_last};
 }
 
-// Computes the attention of this rank's chunk `queries` to a chunk of keys.
-void forward_pair(const LayerContext& x, ops::AttentionForward op, int queries, const ops::KeyChunk& keys) {
-    const size_t row = size_t(queries) * size_t(x.chunk_rows()), head_row = row * size_t(op.n_head);
-    const size_t attended = row * size_t(x.shape->attention_channels());
-    const ops::RunningAttention& running = x.ring->running;
+// Makes an op compute this rank's chunk `queries` and a chunk of keys. Returns the chunk's first row.
+size_t select_pair(const LayerContext& x, auto& op, int queries, const ops::KeyChunk& keys) {
+    const size_t row = size_t(queries) * size_t(x.chunk_rows());
     op.batch /= 2 * x.segments;
-    op.out = op.out.from(attended), op.lse += head_row;
     op.qkv = op.qkv.from(row * size_t(x.shape->qkv_channels()));
+    op.out = op.out.from(row * size_t(x.shape->attention_channels())), op.lse += row * size_t(op.n_head);
     if (op.first_key) op.first_key += row;
     if (op.dropout) op.dropout.keys += queries * op.batch;
     op.chunk = keys;
-    op.running = {running.out + attended, running.max + head_row, running.sum + head_row};
+    return row;
+}
+
+// Computes the attention of this rank's chunk `queries` to a chunk of keys.
+void forward_pair(const LayerContext& x, ops::AttentionForward op, int queries, const ops::KeyChunk& keys) {
+    const size_t row = select_pair(x, op, queries, keys), head_row = row * size_t(op.n_head);
+    const ops::RunningAttention& running = x.ring->running;
+    op.running = {running.out + row * size_t(x.shape->attention_channels()), running.max + head_row,
+                  running.sum + head_row};
     run(x.stream, ops::attention_forward, op);
 }
 
@@ -117,14 +123,9 @@ void ring_forward(const LayerContext& x, const ops::AttentionForward& op) {
 
 // Computes the gradients of this rank's chunk `queries` and, in op.dkv, the gradients of a chunk of keys.
 void backward_pair(const LayerContext& x, ops::AttentionBackward op, int queries, const ops::KeyChunk& keys) {
-    const size_t row = size_t(queries) * size_t(x.chunk_rows());
-    const size_t attended = row * size_t(x.shape->attention_channels()), qkv = row * size_t(x.shape->qkv_channels());
-    op.batch /= 2 * x.segments;
-    op.dqkv = op.dqkv.from(qkv), op.qkv = op.qkv.from(qkv);
-    op.dout = op.dout.from(attended), op.out = op.out.from(attended), op.lse += row * size_t(op.n_head);
-    if (op.first_key) op.first_key += row;
-    if (op.dropout) op.dropout.keys += queries * op.batch;
-    op.chunk = keys;
+    const size_t row = select_pair(x, op, queries, keys), attended = row * size_t(x.shape->attention_channels());
+    op.dqkv = op.dqkv.from(row * size_t(x.shape->qkv_channels()));
+    op.dout = op.dout.from(attended);
     op.dquery = x.ring->running.out + attended;
     run(x.stream, ops::attention_backward, op);
 }

@@ -2,14 +2,17 @@
 
 #include <algorithm>
 #include <functional>
+#include <iterator>
+#include <numeric>
 
 #include "model/plan.h"
 
 PipelineWork pipeline_work(const GptOptions& options) {
-    PipelineWork work{.layers = layer_work(options), .parts = {}};
+    const std::vector<double> layers = layer_work(options);  // the last: the head
+    PipelineWork work;
     work.parts.resize(size_t(options.pipeline.size * options.pipeline.chunks));
-    work.parts.back() = work.layers.back();
-    work.layers.pop_back();
+    work.parts.back() = layers.back();
+    std::partial_sum(layers.begin(), layers.end() - 1, std::back_inserter(work.before));
     return work;
 }
 
@@ -55,20 +58,15 @@ std::vector<int> balanced_layers(const GptOptions& options, const PipelineWork& 
         of_mean.push_back(bytes(mean));
         of_layer.push_back(bytes(mean + 1) - of_mean.back());
     }
-    std::vector<double> before = {0};  // the work of the layers before each one
-    for (const double layer : work.layers) before.push_back(before.back() + layer);
-    const auto work_of = [&](size_t part, const LayerRange& range) {
-        return before[size_t(range.end())] - before[size_t(range.first)] + work.parts[part];
-    };
     const auto bytes = [&](size_t part, const LayerRange& range) {
         return of_mean[part % ranks] + (range.count - mean) * of_layer[part % ranks];
     };
     const auto fastest = least_cost(parts, layers, [&](size_t part, const LayerRange& range) {
         const bool fits = bytes(part, range) * options.pipeline.chunks <= most_bytes;
-        return fits ? work_of(part, range) : HUGE_VAL;
+        return fits ? work.of_part(part, range) : HUGE_VAL;
     });
     const auto smallest = least_cost(parts, layers, [&](size_t part, const LayerRange& range) {
-        return work_of(part, range) <= fastest.first ? bytes(part, range) : HUGE_VAL;
+        return work.of_part(part, range) <= fastest.first ? bytes(part, range) : HUGE_VAL;
     });
     return smallest.second;
 }

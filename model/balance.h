@@ -2,15 +2,15 @@
 #pragma once
 
 #include <cmath>
-#include <numeric>
 
 #include "model/options.h"
 
-// The work of the layers of a model and, for each part of a pipeline, what it has besides its layers, in any unit.
+// The work of the layers before each layer of a model and before its end and, for each part of a pipeline, what it has
+// besides its layers, in any unit.
 struct PipelineWork {
-    std::vector<double> layers, parts;
+    std::vector<double> before = {0}, parts;
     double of_part(size_t part, const LayerRange& range) const {
-        return std::accumulate(layers.begin() + range.first, layers.begin() + range.end(), parts[part]);
+        return before[size_t(range.end())] - before[size_t(range.first)] + parts[part];
     }
 };
 // Returns the multiplications per token of the size * chunks parts of options.pipeline; the last part has the head.

@@ -26,11 +26,10 @@ std::vector<Matrix> layers_of(const TensorLayout& layout, int number, const std:
 // Places a layer of a tensor, and the part of it that this rank has.
 void place_layer(FactorState& state, size_t number, const TensorLayout& layout, const Matrix& whole,
                  ops::FactorLayer layer) {
-    const TensorRow& row = tensor_table()[size_t(layout.tensors[size_t(whole.tensor)].row)];
+    const TensorRow& row = *layout.tensors[size_t(whole.tensor)].row;
     const int parts = row.is_divided() ? layout.tensor_parallel.size : 1, rank = layout.tensor_parallel.rank % parts;
-    const bool is_padded = row.rows == &GptShape::padded_vocab;
     layer.first_row = state.rows, layer.first_col = state.cols;
-    layer.rows = is_padded ? layout.whole.vocab_size : whole.rows, layer.cols = whole.cols;
+    layer.rows = row.is_padded() ? layout.whole.vocab_size : whole.rows, layer.cols = whole.cols;
     state.host_layers[number] = layer;
     state.names[number] = whole.name;
     state.rows += size_t(whole.rows), state.cols += size_t(whole.cols);
@@ -50,7 +49,7 @@ FactorState lay_out_factors(const GptOptions& options, const TensorLayout& layou
     state.names.resize(tensors * kMaxStacked);
     for (const bool divided : {true, false}) {
         for (size_t i = 0; i < tensors; i++) {
-            const TensorRow& row = tensor_table()[size_t(layout.tensors[i].row)];
+            const TensorRow& row = *layout.tensors[i].row;
             if (row.is_divided() != divided || update.row_of(i).scope != UpdateScope::factors) continue;
             const TensorPart part = owned_part(options, layout, layout.tensors[i]);
             size_t number = i * kMaxStacked;
@@ -109,8 +108,9 @@ void load_factors(GptState& s) {
     copy_to_device(s.factors.layers, layers.data(), layers.size() * sizeof(ops::FactorLayer), s.stream);
     copy_to_device(s.factors.parts, parts.data(), parts.size() * sizeof(ops::FactorLayer), s.stream);
     for (size_t i = 0; i < layers.size(); i++) {
-        const bool is_divided = tensor_table()[size_t(s.layout.tensors[i / size_t(kMaxStacked)].row)].is_divided();
-        const size_t addends = is_divided ? 1 : size_t(s.group.comm.size);  // in TrustState::sums, of each element
+        const TensorRow& row = *s.layout.tensors[i / size_t(kMaxStacked)].row;
+        const size_t addends =
+            row.is_divided() ? 1 : size_t(s.group.comm.size);  // in TrustState::sums, of each element
         s.trust.host_layers[i].count = addends * size_t(layers[i].rows) * size_t(layers[i].cols);
     }
 }
@@ -141,14 +141,9 @@ void direct_factored(GptState& s, const RuleState& rule) {
          .grad_norm = s.grad_norm,
          .n_chunks = rule.n_chunks},
         note_of_chunks(s, rule.first_chunk, rule.n_chunks));
-    s.update_time.stop(s.stream);
-    const auto add_up = [&](double* sums, size_t count, const Comm& comm) {
-        wait(all_reduce_sum(sums, count, comm, s.stream), comm, s.stream);
-    };
-    if (s.options.is_sharded()) add_up(state.sums, n_sums, s.comms.data);
-    if (s.group.comm.size > 1) add_up(state.sums, 2 * state.divided_rows, s.group.comm);
-    if (s.group.comm.size > 1) add_up(col_sums, 2 * state.divided_cols, s.group.comm);
-    s.update_time.start(s.stream);
+    if (s.options.is_sharded()) add_over(s, s.comms.data, state.sums, n_sums);
+    add_over(s, s.group.comm, state.sums, 2 * state.divided_rows);
+    add_over(s, s.group.comm, col_sums, 2 * state.divided_cols);
     run(s.stream, ops::factor_moments,
         {.row_v = state.row_v,
          .col_v = state.col_v,

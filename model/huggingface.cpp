@@ -133,9 +133,8 @@ std::vector<NamedTensor> hf_tensors(const TensorLayout& layout, const std::vecto
     std::vector<NamedTensor> tensors;
     for (size_t i = 0; i < ours.size(); i++) {
         const Tensor& tensor = layout.tensors[i];
-        const TensorRow& row = tensor_table()[size_t(tensor.row)];
-        const bool is_padded = row.rows == &GptShape::padded_vocab;
-        const NamedTensor whole = is_padded ? without_padding(ours[i], shape) : ours[i];
+        const TensorRow& row = *tensor.row;
+        const NamedTensor whole = row.is_padded() ? without_padding(ours[i], shape) : ours[i];
         const std::string layer = tensor.layer < 0 ? "" : naming.layers + std::to_string(tensor.layer) + ".";
         const size_t before = tensors.size();
         for (const Name& name : naming.names) {

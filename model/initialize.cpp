@@ -18,13 +18,12 @@ uint32_t subsequence_of(const std::string& name) {
 
 // The vocabulary's padding rows always stay zero: their logits are never read and their gradients are zero.
 size_t initialized_rows(const Tensor& tensor, const GptShape& whole) {
-    const bool is_padded = tensor_table()[size_t(tensor.row)].rows == &GptShape::padded_vocab;
-    return is_padded ? size_t(whole.vocab_size) : SIZE_MAX;
+    return tensor.row->is_padded() ? size_t(whole.vocab_size) : SIZE_MAX;
 }
 
 // Writes a tensor's initial values to an owned array.
 void initialize_tensor(GptState& s, const Tensor& tensor, uint64_t seed, float* owned) {
-    const Init init = tensor_table()[size_t(tensor.row)].init;
+    const Init init = tensor.row->init;
     const TensorPart part = owned_part(s.options, s.layout, tensor);
     float* out = owned + part.shard_begin;
     const bool is_normal = init == Init::normal || init == Init::normal_residual;

@@ -1,4 +1,5 @@
 // The linear layers, and the collectives of the ranks that divide them.
+#include <array>
 #include <bit>
 
 #include "kernels/comm.h"
@@ -43,17 +44,16 @@ struct Band {
 
 }  // namespace
 
-// Starts to gather all rows.
-static Ticket start_gather(const LayerContext& x, ConstView own) {
-    Ticket last;
-    for (int band = 0; band < x.bands(); band++) last = Band(x, band).gather(own);
-    return last;
+// Starts to gather all rows. Returns the tickets of the first and the last band.
+static std::array<Ticket, 2> start_gather(const LayerContext& x, ConstView own) {
+    const Ticket first = Band(x, 0).gather(own);
+    return {first, x.bands() > 1 ? Band(x, 1).gather(own) : first};
 }
 
 ConstView gather_rows(const LayerContext& x, ConstView own) {
     const TensorParallelGroup& group = *x.group;
     if (group.comm.size == 1) return own;
-    wait(start_gather(x, own), group.comm, x.stream);
+    wait(start_gather(x, own).back(), group.comm, x.stream);
     return group.gathered;
 }
 
@@ -168,9 +168,9 @@ void column_parallel_forward(const LayerContext& x, const LayerWeights& w, Const
     if (x.has(out)) return;
     const TensorParallelGroup& group = *x.group;
     if (group.comm.size == 1) return linear_forward(x, w, inp, out, activation);
-    const Ticket first = Band(x, 0).gather(inp), second = x.bands() > 1 ? Band(x, 1).gather(inp) : first;
+    const std::array<Ticket, 2> gathered = start_gather(x, inp);
     for (int band = 0; band < x.bands(); band++) {
-        wait(band == 0 ? first : second, group.comm, x.stream);
+        wait(gathered[size_t(band)], group.comm, x.stream);
         Band(x, band).forward(w, group.gathered, out.view, activation);
     }
 }
@@ -203,7 +203,7 @@ void column_parallel_backward(const LayerContext& x, const LayerWeights& w, Cons
     const TensorParallelGroup& group = *x.group;
     if (group.comm.size * group.parts == 1) return linear_backward(x, w, inp, dout, dinp);
     const bool is_gathered = !x.defers_weights && group.comm.size > 1;
-    const Ticket gathered = is_gathered ? start_gather(x, inp) : Ticket();
+    const Ticket gathered = is_gathered ? start_gather(x, inp).back() : Ticket();
     column_terms(x, w, dout, stacked);
     wait(gathered, group.comm, x.stream);
     const Ticket summed = start_sum(x, dinp, group.terms, group.parts);
@@ -248,9 +248,9 @@ void row_parallel_backward(const LayerContext& x, const LayerWeights& w, ConstVi
     const TensorParallelGroup& group = *x.group;
     if (group.comm.size == 1) return linear_backward(x, w, inp, dout, dinp, activation);
     const int inputs = w.weight.cols, outputs = w.weight.rows;
-    const Ticket first = Band(x, 0).gather(dout), second = x.bands() > 1 ? Band(x, 1).gather(dout) : first;
+    const std::array<Ticket, 2> gathered = start_gather(x, dout);
     for (int number = 0; number < x.bands(); number++) {
-        wait(number == 0 ? first : second, group.comm, x.stream);
+        wait(gathered[size_t(number)], group.comm, x.stream);
         const Band band(x, number);
         linear_backward(band.x, w, band.of(inp, inputs), band.of(group.gathered, outputs), band.of(dinp, inputs),
                         band.of(activation, inputs));

@@ -29,11 +29,10 @@ std::vector<LlmcTensor> llmc_tensors(const TensorLayout& layout, const std::vect
     std::vector<LlmcTensor> ordered;
     for (const std::string_view name : kOrder)
         for (size_t i = 0; i < tensors.size(); i++) {
-            const TensorRow& row = tensor_table()[size_t(layout.tensors[i].row)];
+            const TensorRow& row = *layout.tensors[i].row;
             if (row.name != name) continue;
-            const bool is_padded = row.rows == &GptShape::padded_vocab;
             LlmcTensor entry{tensors[i], layout.tensors[i].count};
-            if (is_padded) {
+            if (row.is_padded()) {
                 entry.tensor = without_padding(tensors[i], layout.shape);
                 entry.file_elements = size_t(padded_vocab) * entry.tensor.shape[1];
             }

@@ -39,8 +39,8 @@ Grid grid_of(const GptOptions& options) { return {options.ranks, options.tensor_
 bool has_pieces(const GptOptions& options) { return options.is_sharded() || options.tensor_parallel.size > 1; }
 
 bool is_divided_by_columns(const TensorLayout& layout, const Matrix& matrix) {
-    const TensorRow& row = tensor_table()[size_t(layout.tensors[size_t(matrix.tensor)].row)];
-    return layout.tensor_parallel.size > 1 && row.division == Division::columns;
+    const Division division = layout.tensors[size_t(matrix.tensor)].row->division;
+    return layout.tensor_parallel.size > 1 && division == Division::columns;
 }
 
 // A piece of a matrix: elements [first, first + count) of the tensor on its rank.
@@ -142,7 +142,7 @@ std::vector<Matrix> lay_out_matrices(const TensorLayout& layout) {
     const int parts = layout.tensor_parallel.size;
     for (size_t i = 0; i < layout.tensors.size(); i++) {
         const Tensor& tensor = layout.tensors[i];
-        const TensorRow& row = tensor_table()[size_t(tensor.row)];
+        const TensorRow& row = *tensor.row;
         if (row.role != TensorRole::matrix) continue;
         require(parts == 1 || row.is_divided(), "%s is a matrix that ranks do not divide", tensor.name.c_str());
         const int cols = (layout.whole.*row.cols)();
@@ -283,18 +283,14 @@ void finish_matrices(GptState& s) {
     if (state.rule < 0) return;
     const bool has_step = s.step.update >= row_of(s).first_update;
     for (MatrixGroup& group : state.groups) {
-        s.update_time.stop(s.stream);
-        if (has_pieces(s.options)) wait(group.ticket, s.comms.stage, s.stream);
-        s.update_time.start(s.stream);
+        if (has_pieces(s.options)) wait_outside_update(s, s.comms.stage, group.ticket);
         for (size_t number = group.first; number < group.end; number++)
             if (state.matrices[number].owner == s.options.stage_rank()) direct(s, number);
         if (has_step && s.comms.stage.size > 1) group.ticket = exchange(group.results, s.comms.stage, s.stream);
     }
     for (const MatrixGroup& group : state.groups) {
         if (!has_step) break;
-        s.update_time.stop(s.stream);
-        if (s.comms.stage.size > 1) wait(group.ticket, s.comms.stage, s.stream);
-        s.update_time.start(s.stream);
+        if (s.comms.stage.size > 1) wait_outside_update(s, s.comms.stage, group.ticket);
         apply_directions(s, group.first_chunk, group.n_chunks, state.direction, s.options.optimizer.cautious_decay);
     }
 }

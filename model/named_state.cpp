@@ -14,8 +14,7 @@ static NamedTensor named_tensor(const GptState& s, const Tensor& tensor, const s
                                 bool once) {
     const TensorPart here = owned_part(s.options, s.layout, tensor);
     TensorPart part = once ? part_of(s.layout, tensor, s.options.rank) : here;
-    const bool is_divided = tensor_table()[size_t(tensor.row)].is_divided();
-    if (once && (tensor.is_copy || (!is_divided && s.options.tensor_parallel.rank > 0))) part.count = 0;
+    if (once && (tensor.is_copy || (!tensor.row->is_divided() && s.options.tensor_parallel.rank > 0))) part.count = 0;
     return {.name = prefix + "." + tensor.name,
             .shape = logical_shape(s.layout, tensor),
             .values = owned.from(part.first - here.first),

@@ -144,7 +144,7 @@ void sum_into_pieces(GptState& s, float* grad, size_t elements) {
 void sum_in_ring(GptState& s, size_t level, const FlatRange& range, Pass::Kind kind) {
     if (s.ring.comm.size == 1 || !s.options.context.has_terms()) return;
     for (const Tensor& tensor : s.layout.tensors) {
-        const bool is_deferred = s.options.pipeline.defers_weights() && tensor_table()[size_t(tensor.row)].is_linear();
+        const bool is_deferred = s.options.pipeline.defers_weights() && tensor.row->is_linear();
         if (is_deferred == (kind == Pass::weights) && range.begin <= tensor.begin && tensor.begin < range.end)
             sum_into_pieces(s, s.levels[level] + tensor.begin, tensor.count);
     }
@@ -180,8 +180,7 @@ void end_micro_step(GptState& s, Pass::Kind kind, int chunk) {
     };
     if (!s.options.pipeline.defers_weights()) return merge(own);
     for (const Tensor& tensor : s.layout.tensors)
-        if (tensor_table()[size_t(tensor.row)].is_linear() == (kind == Pass::weights))
-            merge({tensor.begin, tensor.begin + tensor.count});
+        if (tensor.row->is_linear() == (kind == Pass::weights)) merge({tensor.begin, tensor.begin + tensor.count});
 }
 
 namespace {

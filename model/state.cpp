@@ -296,7 +296,7 @@ void place_optimizers(GptState& s, Arena& arena) {
 }  // namespace
 
 TensorPart summed_part(const GptState& s, const Tensor& tensor) {
-    if (tensor_table()[size_t(tensor.row)].division != Division::summed) return {0, 0, 0};
+    if (tensor.row->division != Division::summed) return {0, 0, 0};
     if (s.options.deterministic_reduce) return {0, tensor.count, tensor.begin};
     return owned_part(s.options, s.layout, tensor);
 }

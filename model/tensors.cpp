@@ -53,14 +53,13 @@ bool TensorRow::is_linear() const {
 
 namespace {
 
-void append(TensorLayout& layout, int row, int layer) {
-    const auto& entry = tensor_table()[size_t(row)];
+void append(TensorLayout& layout, const TensorRow& row, int layer) {
     Tensor tensor;
-    tensor.name = layer < 0 ? entry.name : "h." + std::to_string(layer) + "." + entry.name;
-    tensor.row = row;
+    tensor.name = layer < 0 ? row.name : "h." + std::to_string(layer) + "." + row.name;
+    tensor.row = &row;
     tensor.layer = layer;
-    tensor.rows = (layout.shape.*entry.rows)();
-    tensor.cols = (layout.shape.*entry.cols)();
+    tensor.rows = (layout.shape.*row.rows)();
+    tensor.cols = (layout.shape.*row.cols)();
     tensor.begin = layout.elements;
     tensor.count = size_t(tensor.rows) * size_t(tensor.cols);
     tensor.bucket = int(layout.buckets.size()) - 1;
@@ -83,10 +82,8 @@ Group group_of(const TensorRow& row, bool is_tied_apart) {
 }
 
 void append_group(TensorLayout& layout, Group group, bool is_tied_apart, int layer = -1) {
-    const std::vector<TensorRow>& table = tensor_table();
-    for (size_t row = 0; row < table.size(); row++)
-        if (group_of(table[row], is_tied_apart) == group && (layout.shape.*table[row].is_present)())
-            append(layout, int(row), layer);
+    for (const TensorRow& row : tensor_table())
+        if (group_of(row, is_tied_apart) == group && (layout.shape.*row.is_present)()) append(layout, row, layer);
 }
 
 void begin_bucket(TensorLayout& layout, int first_layer, int n_layers) {
@@ -243,7 +240,7 @@ TensorLayout lay_out_rank(const GptOptions& o) {
 }
 
 Parameter& parameter_of(GptWeights& weights, const Tensor& tensor) {
-    const TensorRow& row = tensor_table()[size_t(tensor.row)];
+    const TensorRow& row = *tensor.row;
     LayerWeights& layer =
         row.per_layer() ? weights.block[size_t(tensor.layer)].*std::get<1>(row.layer) : weights.*std::get<0>(row.layer);
     Parameter& parameter = layer.*row.member;
@@ -279,7 +276,7 @@ size_t without_vocabulary_padding(const TensorLayout& layout) {
 }
 
 std::vector<size_t> logical_shape(const TensorLayout& layout, const Tensor& tensor) {
-    const TensorRow& row = tensor_table()[size_t(tensor.row)];
+    const TensorRow& row = *tensor.row;
     const auto rows = size_t((layout.whole.*row.rows)()), cols = size_t((layout.whole.*row.cols)());
     if (row.cols == &GptShape::one) return {rows};
     return {rows, cols};
@@ -293,7 +290,7 @@ std::vector<NamedTensor> whole_tensors(const TensorLayout& layout) {
 }
 
 std::vector<Box> boxes_of(const TensorLayout& layout, const Tensor& tensor) {
-    const TensorRow& row = tensor_table()[size_t(tensor.row)];
+    const TensorRow& row = *tensor.row;
     const auto rank = size_t(layout.tensor_parallel.rank);
     const auto rows = size_t(tensor.rows), cols = size_t(tensor.cols);
     if (layout.tensor_parallel.size == 1 || !row.is_divided()) return {};
@@ -331,7 +328,7 @@ std::vector<ops::Chunk> chunk_grid(const TensorLayout& layout) {
 std::vector<ops::Chunk> counted_once(const TensorLayout& layout, std::vector<ops::Chunk> chunks) {
     std::erase_if(chunks, [&](const ops::Chunk& chunk) {
         const Tensor& tensor = layout.tensors[size_t(chunk.tensor)];
-        return tensor.is_copy || (layout.tensor_parallel.rank > 0 && !tensor_table()[size_t(tensor.row)].is_divided());
+        return tensor.is_copy || (layout.tensor_parallel.rank > 0 && !tensor.row->is_divided());
     });
     return chunks;
 }

@@ -57,6 +57,8 @@ struct TensorRow {
     bool per_layer() const { return layer.index() == 1; }
     // Whether a pass of weights computes its gradient.
     bool is_linear() const;
+    // Whether it has the padding of the vocabulary.
+    bool is_padded() const { return rows == &GptShape::padded_vocab; }
     bool is_divided() const { return division == Division::rows || division == Division::columns; }
 };
 
@@ -65,14 +67,14 @@ const std::vector<TensorRow>& tensor_table();
 // One row of the table for one layer, with its place in the flat arrays.
 struct Tensor {
     std::string name;  // "wte", "h.3.qkv.weight"
-    int row;           // in tensor_table()
-    int layer;         // -1 if not per layer
-    int rows, cols;    // on this rank; (rows) if cols is 1 and the row's cols are GptShape::one
-    size_t begin;      // first element in the flat arrays, a multiple of kTensorAlignment
-    size_t count;      // rows * cols
-    int bucket;        // in TensorLayout::buckets
-    int number;        // in TensorLayout::names
-    bool is_copy;      // of a tied embedding, which the first stage of a pipeline counts and saves
+    const TensorRow* row;
+    int layer;       // -1 if not per layer
+    int rows, cols;  // on this rank; (rows) if cols is 1 and the row's cols are GptShape::one
+    size_t begin;    // first element in the flat arrays, a multiple of kTensorAlignment
+    size_t count;    // rows * cols
+    int bucket;      // in TensorLayout::buckets
+    int number;      // in TensorLayout::names
+    bool is_copy;    // of a tied embedding, which the first stage of a pipeline counts and saves
 };
 
 // Tensors whose gradients are reduced together and whose parameters are gathered together. A bucket holds the tensors

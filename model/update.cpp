@@ -6,7 +6,6 @@
 #include <cmath>
 
 #include "kernels/base/check.h"
-#include "kernels/comm.h"
 #include "kernels/numeric.h"
 #include "kernels/tensor.h"
 #include "model/factors.h"
@@ -15,8 +14,7 @@
 namespace {
 
 bool is_in(const TensorGroup& group, const Tensor& tensor) {
-    const TensorRole role = tensor_table()[size_t(tensor.row)].role;
-    return group.tensors == name_of(role) || fnmatch(group.tensors.c_str(), tensor.name.c_str(), 0) == 0;
+    return group.tensors == name_of(tensor.row->role) || fnmatch(group.tensors.c_str(), tensor.name.c_str(), 0) == 0;
 }
 
 bool has_schedule(const TensorGroup& group) {
@@ -24,11 +22,10 @@ bool has_schedule(const TensorGroup& group) {
 }
 
 UpdateGroup group_of(const OptimizerSettings& settings, const Tensor& tensor) {
-    const bool is_vector = tensor_table()[size_t(tensor.row)].role == TensorRole::vector;
-    const bool is_matrix = tensor_table()[size_t(tensor.row)].role == TensorRole::matrix;
-    const bool applies = is_matrix || !optimizer_row(settings.name).is_of_matrices();
+    const TensorRole role = tensor.row->role;
+    const bool applies = role == TensorRole::matrix || !optimizer_row(settings.name).is_of_matrices();
     UpdateGroup result{.rule = applies ? settings.name : settings.scalar_name,
-                       .weight_decay = is_vector ? 0 : settings.weight_decay};
+                       .weight_decay = role == TensorRole::vector ? 0 : settings.weight_decay};
     for (size_t number = 0; number < settings.groups.size(); number++) {
         const TensorGroup& group = settings.groups[number];
         if (!is_in(group, tensor)) continue;
@@ -42,7 +39,7 @@ UpdateGroup group_of(const OptimizerSettings& settings, const Tensor& tensor) {
 
 // "h.*.qkv.weight" for a tensor of a layer.
 std::string name_in_any_layer(const Tensor& tensor) {
-    return std::string(tensor.layer < 0 ? "" : "h.*.") + tensor_table()[size_t(tensor.row)].name;
+    return std::string(tensor.layer < 0 ? "" : "h.*.") + tensor.row->name;
 }
 
 // Returns the layers of each tensor.
@@ -102,10 +99,7 @@ ops::ElementwiseUpdate elementwise_update(const GptState& s, const RuleState& ru
 // Computes TrustState::ratios from this rank's TrustState::sums. Without shards each rank has all sums of its part.
 void find_trust_ratios(GptState& s, const RuleState& rule) {
     const TrustState& trust = s.trust;
-    s.update_time.stop(s.stream);
-    const Comm& comm = s.options.is_sharded() ? s.comms.stage : s.group.comm;
-    if (comm.size > 1) wait(all_reduce_sum(trust.sums, 2 * trust.n_sums, comm, s.stream), comm, s.stream);
-    s.update_time.start(s.stream);
+    add_over(s, s.options.is_sharded() ? s.comms.stage : s.group.comm, trust.sums, 2 * trust.n_sums);
     run(s.stream, ops::trust_ratios,
         {.rule = rule.rule,
          .out = trust.ratios,
@@ -238,14 +232,14 @@ std::vector<ops::Layer> update_layers(const TensorLayout& layout, const UpdateLa
     const TensorParallel& parts = layout.tensor_parallel;
     std::vector<ops::Layer> layers;
     for (size_t i = 0; i < layout.tensors.size(); i++) {
-        const bool is_vector = tensor_table()[size_t(layout.tensors[i].row)].role == TensorRole::vector;
         const auto of_tensor = std::ranges::equal_range(grid, int(i), {}, &ops::Chunk::tensor);
         for (int number = 0; number < kMaxStacked; number++)
             layers.push_back({.first = (of_tensor.front().index - parts.rank) * kMaxStacked + number,
                               .stride = kMaxStacked,
                               .n_sums = int(of_tensor.size()) * parts.size,
                               .group = update.tensors[i].group,
-                              .adapts = !is_vector || update.row_of(i).scope == UpdateScope::factors});
+                              .adapts = layout.tensors[i].row->role != TensorRole::vector ||
+                                        update.row_of(i).scope == UpdateScope::factors});
     }
     return layers;
 }
@@ -285,6 +279,16 @@ OpNote note_of_chunks(const GptState& s, int first_chunk, int n_chunks) {
     return note_of(s.host_update_chunks.data() + first_chunk, n_chunks, s);
 }
 
+void wait_outside_update(GptState& s, const Comm& comm, Ticket ticket) {
+    s.update_time.stop(s.stream);
+    wait(ticket, comm, s.stream);
+    s.update_time.start(s.stream);
+}
+
+void add_over(GptState& s, const Comm& comm, double* sums, size_t count) {
+    wait_outside_update(s, comm, all_reduce_sum(sums, count, comm, s.stream));
+}
+
 void apply_directions(const GptState& s, int first_chunk, int n_chunks, ConstView direction, bool cautious,
                       const float* trust_ratios) {
     run(s.stream, ops::apply_direction,
@@ -306,11 +310,9 @@ void update(GptState& s) {
     s.update_time.start(s.stream);
     run(s.stream, ops::squared_sums, {.out = s.sums, .values = s.own_grad, .chunks = s.own_chunks, .n_chunks = n_own},
         note_of(s.host_own_chunks.data(), n_own, s));
-    s.update_time.stop(s.stream);
     if (s.group.comm.rank > 0)  // every rank of the group has the losses; rank 0 counts them
         clear(s.sums + sums.loss(0, 0), sums.losses, s.stream);
-    wait(all_reduce_sum(s.sums, sums.count(), s.comms.world, s.stream), s.comms.world, s.stream);
-    s.update_time.start(s.stream);
+    add_over(s, s.comms.world, s.sums, sums.count());
     run(s.stream, ops::grad_norm_finish,
         {.out = s.grad_norm,
          .sums = s.sums,

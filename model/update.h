@@ -1,6 +1,7 @@
 // How the optimizers divide the tensors of a rank, and the update of a step.
 #pragma once
 
+#include "kernels/comm.h"
 #include "kernels/op_stream.h"
 #include "kernels/ops.h"
 #include "model/options.h"
@@ -85,6 +86,11 @@ struct GptState;
 // Gradient norm over all ranks, clipping, and the update of the masters. Requires that own_grad holds the sums over all
 // ranks.
 void update(GptState& s);
+
+// Waits for a collective. The time of the update does not count the wait.
+void wait_outside_update(GptState& s, const Comm& comm, Ticket ticket);
+// Replaces values by their sums over the ranks of `comm`, and waits in the same way.
+void add_over(GptState& s, const Comm& comm, double* sums, size_t count);
 
 // Moves masters along `direction`, which is at the state_begin of chunks of GptState::update_chunks. cautious,
 // trust_ratios: as in ops::ApplyDirection.

@@ -271,7 +271,7 @@ TEST_CASE("Muon leaves embeddings, head and vectors to optim.scalar_name", "[mod
     const Step with_lion = one_step(lion, 1e-3);
     size_t place = 0, others = 0;
     for (const Tensor& tensor : with_lion.layout.tensors) {
-        if (tensor_table()[size_t(tensor.row)].role != TensorRole::matrix)
+        if (tensor.row->role != TensorRole::matrix)
             for (size_t i = place; i < place + tensor.count; i++, others++) {
                 const double change = with_lion.before[i] - double(with_lion.after[i]);
                 const double sign = (with_lion.gradients[i] > 0) - (with_lion.gradients[i] < 0);
