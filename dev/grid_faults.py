@@ -422,6 +422,6 @@ FAULTS = [
      EXCHANGE + "test_a_failed_split_is_reported"),
     (NCCL, "new libraries connect with ids", "nccl_version() >= kFirstWithSplit", "nccl_version() < 0",
      EXCHANGE + "test_a_failed_split_is_reported"),
-    (NCCL, "the ids of a group are those of its last rank", "ids[size_t(members[0][1])]",
+    (NCCL, "a group connects with its last rank's id", "ids[size_t(members[0][1])]",
      "ids[size_t(members.back()[1])]", "simulated: test_simulated_ranks.SimulatedRanks.test_groups_of_an_old_library"),
 ]

@@ -54,13 +54,6 @@ int nccl_version() {
     return ncclGetVersion(&version) == ncclSuccess ? version : 0;
 }
 
-// The host polls for the end of a call.
-ncclConfig_t non_blocking() {
-    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-    config.blocking = 0;
-    return config;
-}
-
 // An ncclUniqueId, in the form in which ranks send it to each other.
 using IdBytes = std::array<char, NCCL_UNIQUE_ID_BYTES>;
 
@@ -79,7 +72,8 @@ public:
     // are a group of, or null.
     Nccl(const CommSettings& settings, const Comm& place, const IdBytes& bytes, Nccl* all, ncclComm_t part = nullptr)
         : settings_(settings), rank_(place.rank), size_(place.size), all_(all ? *all : *this), comm_(part) {
-        ncclConfig_t config = non_blocking();
+        ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+        config.blocking = 0;
         ncclUniqueId id;
         std::ranges::copy(bytes, id.internal);
         const char* const call = part ? "ncclCommSplit" : "ncclCommInitRankConfig";
@@ -214,7 +208,8 @@ public:
         IdBytes id{};
         ncclComm_t part = nullptr;
         if (nccl_version() >= kFirstWithSplit) {
-            ncclConfig_t config = non_blocking();
+            ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+            config.blocking = 0;
             name_ = "split";
             complete(ncclCommSplit(comm_, group.size > 1 ? color : NCCL_SPLIT_NOCOLOR, key, &part, &config),
                      "ncclCommSplit");

@@ -58,7 +58,7 @@ struct Message {
     size_t count = 0, offset = 0;  // of sent bytes in the sender's area
 };
 
-// What a rank passes to a split, and the id of the part's communicator if it is the first rank of its part.
+// The arguments of a rank's split, and the id of the part's communicator if it is the first rank of its part.
 struct Split {
     int color, key;
     ncclUniqueId id;
