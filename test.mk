@@ -183,14 +183,14 @@ gpu-check:  ## test and benchmark on this GPU: PART="measure prove sanitize", OU
 	-$(MAKE) -k -j$$(nproc) ARCH=native $(KIT_PROGRAMS:%=$(BUILD)/%)
 	scripts/gpu_check.py $(PART) --programs $(BUILD) $(if $(OUT),--out "$(OUT)") $(if $(LIMIT),--limit $(LIMIT)) \
 	    $(if $(STAGES),--stages $(STAGES))
-OF_KIT = BUILD=$(BUILD)_kit ARCH="80 90a" PTX=80 MARCH=x86-64-v3 MPI=0 DEPS= RPATH='$$$$ORIGIN/lib' SHARED=1 \
-	 NVCC_EXTRA=-compress-mode=size
+KIT_SETTINGS = BUILD=$(BUILD)_kit ARCH="80 90a" PTX=80 MARCH=x86-64-v3 MPI=0 DEPS= RPATH='$$$$ORIGIN/lib' SHARED=1 \
+		NVCC_EXTRA=-compress-mode=size
 gpu-kit:  ## build/gpu_kit.tgz: prebuilt programs for a GPU machine with only the driver and python3
-	$(MAKE) $(OF_KIT) $(KIT_PROGRAMS:%=$(BUILD)_kit/%)
+	$(MAKE) $(KIT_SETTINGS) $(KIT_PROGRAMS:%=$(BUILD)_kit/%)
 	scripts/pack_gpu_kit.py $(BUILD)_kit $(BUILD)/gpu_kit.tgz $(KIT_PROGRAMS)
 # What nvcc compiles.
 gpu-objects: $(NVCC_OBJECTS)
-gpu-kit-objects:; $(MAKE) $(OF_KIT) gpu-objects
+gpu-kit-objects:; $(MAKE) $(KIT_SETTINGS) gpu-objects
 portability:  ## by hand, as root: build and test with the next Debian's g++ and clang, in a chroot
 	dev/try_compilers.sh $(filter-out %_tsan %_asan,$(CPU_PROGRAMS))
 busy-cores: $(BUILD)/train_gpt_cpu  ## step time on busy cores: AGAINST= trainer, TORCH= python

@@ -177,15 +177,15 @@ bool has_split(ncclComm& comm) {
     const auto split_of = [&](int rank) -> Split& { return comm.slot(rank).split[number % 2]; };
     if (!comm.all([&](const Slot& slot) { return slot.splits >= number; })) return false;
     Split& own = split_of(comm.rank);
+    if (own.color == NCCL_SPLIT_NOCOLOR) {
+        comm.part = nullptr;
+        return true;
+    }
     std::vector<std::pair<int, int>> members;  // keys and ranks
     for (int rank = 0; rank < comm.size; rank++)
         if (split_of(rank).color == own.color) members.emplace_back(split_of(rank).key, rank);
     std::ranges::sort(members);
     Split& first = split_of(members[0].second);
-    if (own.color == NCCL_SPLIT_NOCOLOR) {
-        comm.part = nullptr;
-        return true;
-    }
     if (&first == &own && !own.has_id) own.has_id = make_id(own.id) == ncclSuccess;
     if (!first.has_id) return false;
     const auto place = std::ranges::find(members, std::pair(own.key, comm.rank)) - members.begin();
