@@ -56,11 +56,11 @@ count() {
     grep -aE '^(FAIL|ERROR): |: FAILED:$' "$output" | head -n 20 >> "$folder/failures"
 }
 
-# Runs test programs, one per core, for at most an hour each. An argument is a command line. Their output is printed in
-# the order of the arguments.
+# Runs test programs, each for at most an hour, one more at a time than there are cores, because tests also wait. An
+# argument is a command line. The output is printed in the order of the arguments.
 test_programs() {
     local number code
-    SHELL=/bin/bash parallel --will-cite --keep-order --line-buffer --timeout 3600 \
+    SHELL=/bin/bash parallel --will-cite --jobs "$(($(nproc) + 1))" --keep-order --line-buffer --timeout 3600 \
         --termseq INT,5000,TERM,1000,KILL,25 --joblog "$folder/log" \
         'set -o pipefail; { echo "== "{}; eval {}; } 2>&1 | tee '"$folder"'/{#}' ::: "$@" < /dev/null
     for number in $(seq $#); do

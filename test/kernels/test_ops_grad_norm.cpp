@@ -188,11 +188,11 @@ TEST_CASE("squared_sums: the same bits for any order and any chunks", "[ops]") {
 TEST_CASE("squared_sums: half a unit of a bin", "[ops]") {
     for (int k = 0; k <= 24; k++) {
         Floats values = {std::ldexp(1.0f, 117 - 11 * k)};
-        for (const float value : spread(200, uint64_t(k), -30, -14)) values.push_back(value * values[0]);
+        for (const float value : spread(20, uint64_t(k), -30, -14)) values.push_back(value * values[0]);
         INFO("bin " << k);
         const double expected = sum_of(values, cut(values.size(), 1));
         CHECK(sum_of(values, cut(values.size(), 1000)) == expected);
-        CHECK(sum_of(values, cut(values.size(), 30, 1)) == expected);
+        CHECK(sum_of(values, cut(values.size(), 6, 1)) == expected);
         values[0] = std::nextafter(values[0], INFINITY);
         CHECK(sum_of(values, cut(values.size(), 1000)) == sum_of(values, cut(values.size(), 1)));
     }
