@@ -59,6 +59,7 @@ int main(int argc, char** argv) {
             RunStart start = start_run(config, line->start, digest, ranks.comm());
             configure_device({.local_rank = environment.local_rank,
                               .tf32 = config.device.tf32,
+                              .gelu_epilogue = config.device.gelu_epilogue,
                               .debug_sync = config.device.debug_sync});
             progress.begin(start.checkpoint ? "loading the checkpoint" : "preparing the model");
             TrainingRun run(config, ranks, std::move(dataset), std::move(questions), start, progress);

@@ -1,8 +1,9 @@
-"""Faults of attention to chunks of keys for dev/plant_faults.py, in the form of kernel_faults.py."""
+"""Faults of attention to chunks of keys and to a KV cache for dev/plant_faults.py, in the form of kernel_faults.py."""
 from kernel_faults import (BACKWARD, CPU_BACKWARD, CPU_FORWARD, CPU_TILES, CUDA, FORWARD, GENERAL_BACKWARD,
                            GENERAL_FORWARD, MASKS, SHARED_LAYOUT, TILES)
 
 GENERAL = CUDA + "attention/attention_general.cuh"
+DECODE, CPU_DECODE = CUDA + "attention/attention_decode.cu", "kernels/cpu/attention_decode.cpp"
 
 FAULTS = [
     (CPU_FORWARD, "the running state is not read", "        if (!continues) continue;", "        continue;"),
@@ -76,4 +77,46 @@ FAULTS = [
      "if (op.chunk && !op.chunk.is_last)", "if (false)"),
     (GENERAL, "the gradients of the keys are overwritten", "accumulate ? out[column] : 0.0f", "0.0f"),
     (GENERAL, "dropout depends on the places in the chunk", "visible.query_position(query), visible", "query, visible"),
+    # ---- attention of one more position
+    (DECODE, "no barrier before the warps' sums are read",
+     "    __syncthreads();  // every warp reads the sums of all warps\n", ""),
+    (DECODE, "a query does not see itself", "end = min(place.position + 1,", "end = min(place.position,"),
+    (DECODE, "the last key counts several times", "if (begin + j * kDecodeWarps >= end) break;", ""),
+    (DECODE, "keys count in several rounds", "begin += kKeysAtOnce * kDecodeWarps", "begin += kDecodeWarps"),
+    (DECODE, "the window is one key too long",
+     "place.position + 1 - op.window) : place", "place.position - op.window) : place"),
+    (DECODE, "a part begins with keys that are not visible", "max(first_key(op, place), part * kPartKeys)",
+     "part * kPartKeys"),
+    (DECODE, "a part ends with the next part's keys", "(part + 1) * kPartKeys);", "(part + 1) * kPartKeys + 1);"),
+    (DECODE, "the first part appends", "&& end == place.position + 1)", "&& part == 0)"),
+    (DECODE, "parts without a visible key are combined", "first = first_key(op, place) / kPartKeys", "first = 0"),
+    (DECODE, "the last part is not combined", "end = parts_of(place.position + 1)", "end = parts_of(place.position)"),
+    (DECODE, "the parts have different references", "expf(sums.softmax[0] - largest)", "1.0f"),
+    (DECODE, "the queries' parts overlap", "parts_of(op.capacity) + part;", "(parts_of(op.capacity) - 1) + part;"),
+    (DECODE, "the query's own key is read from the cache",
+     "key == place.position ? own : sequence", "key > place.position ? own : sequence"),
+    (DECODE, "the key and value are not appended", "if (head % group == 0 &&", "if (head < 0 &&"),
+    (DECODE, "the key and value of the wrong head",
+     "kv_head = head / group;", "kv_head = head % op.n_kv_head;"),
+    (DECODE, "the sums of a warp are not rescaled", "sum = sum * rescale + p;", "sum = sum + p;"),
+    (DECODE, "the warps' sums have different references",
+     "total += s.sum[w] * expf(s.largest[w] - largest);", "total += s.sum[w];"),
+    (DECODE, "the sequence of the row's number", "size_t(place.sequence) * op.capacity", "size_t(row) * op.capacity"),
+    (DECODE, "the soft cap's factor is missing",
+     "score = op.softcap * tanhf(score / op.softcap);", "score = tanhf(score / op.softcap);"),
+    (DECODE, "values of the keys' place",
+     "values[j].load(from + value_begin, size);", "values[j].load(from + key_begin, size);"),
+    (CPU_DECODE, "a query does not see itself",
+     "count = at.position + 1 - at.first;", "count = at.position - at.first;"),
+    (CPU_DECODE, "the window is one key too long", "place.position + 1 - op.window);", "place.position - op.window);"),
+    (CPU_DECODE, "the document's beginning is ignored", "step, place.first_key,", "step, 0,"),
+    (CPU_DECODE, "the value is not appended",
+     "        std::copy_n(own + keys, size, at.values + size_t(place.position) * step);\n", ""),
+    (CPU_DECODE, "the sequence of the row's number", "size_t(place.sequence) *", "row *"),
+    (CPU_DECODE, "the key and value of the wrong head",
+     "head = kv_head * group; head < (kv_head + 1) * group; head++)",
+     "head = kv_head; head < size_t(op.n_head); head += size_t(op.n_kv_head))"),
+    (CPU_DECODE, "the soft cap's factor is missing",
+     "score = op.softcap * std::tanh(score / op.softcap);", "score = std::tanh(score / op.softcap);"),
+    (CPU_DECODE, "the sum is not divided out", "from_float<T>(sum[c] / total);", "from_float<T>(sum[c]);"),
 ]

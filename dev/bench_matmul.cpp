@@ -8,10 +8,9 @@
 // FILE is rewritten after every product: {"device", "library", "products": [{"workload", "name", "m", "n", "k",
 // "epilogue", "in", "out", "accumulate", "calls", "candidates", "excluded_candidates", "chosen": null or {"algorithm",
 // "ms", "tflops", "repeats", "mismatches"}, "fastest" and "excluded": the same, "plain_ms", "column_sums_ms",
-// "aligned_ms", "gelu_ms", "gelu_pass_ms"}]}. With the bias gradient as epilogue: plain_ms is the GEMM without it,
+// "gelu_ms", "gelu_pass_ms"}]}. With the bias gradient as epilogue: plain_ms is the GEMM without it,
 // column_sums_ms our kernel for it. If GELU follows: gelu_ms is the GEMM with the library's GELU, gelu_pass_ms our pass
-// after the chosen one. aligned_ms: assuming 256-byte alignment; absent if the library then proposes the same
-// algorithm. The GEMMs with the most arithmetic come first; none is started after S seconds.
+// after the chosen one. The GEMMs with the most arithmetic come first; none is started after S seconds.
 #include "dev/bench_matmul.h"
 
 #include <CLI/CLI.hpp>
@@ -59,7 +58,6 @@ Json json_of(const std::string& workload, const ProductResult& result) {
               {"excluded", json_of(result.excluded)}};
     if (result.plain_ms) json["plain_ms"] = *result.plain_ms;
     if (result.column_sums_ms) json["column_sums_ms"] = *result.column_sums_ms;
-    if (result.aligned_ms) json["aligned_ms"] = *result.aligned_ms;
     if (result.gelu_ms) json["gelu_ms"] = *result.gelu_ms;
     if (result.gelu_pass_ms) json["gelu_pass_ms"] = *result.gelu_pass_ms;
     return json;
@@ -83,7 +81,6 @@ void print(const ProductResult& result) {
     if (result.plain_ms && result.column_sums_ms)
         std::printf("    apart    %9.4f ms: plain %.4f and sums of columns %.4f\n",
                     *result.plain_ms + *result.column_sums_ms, *result.plain_ms, *result.column_sums_ms);
-    if (result.aligned_ms) std::printf("    aligned  %9.4f ms, assuming 256-byte alignment\n", *result.aligned_ms);
     if (result.gelu_ms) std::printf("    gelu     %9.4f ms, with the library's GELU\n", *result.gelu_ms);
     if (result.gelu_pass_ms) std::printf("    pass     %9.4f ms, our GELU after the GEMM\n", *result.gelu_pass_ms);
     std::fflush(stdout);

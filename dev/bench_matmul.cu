@@ -186,8 +186,7 @@ std::optional<TimedAlgorithm> fastest_of(const std::vector<TimedAlgorithm>& time
 
 class Measurement {
 public:
-    explicit Measurement(const Product& product) : Measurement(product, key_of(product, false)) {}
-    Measurement(const Product& product, const ProductKey& key) : product_(product), description_(key) {}
+    explicit Measurement(const Product& product) : product_(product), description_(key_of(product, false)) {}
 
     std::vector<MatmulAlgorithm> candidates() { return description_.proposals(library(), product_); }
 
@@ -284,17 +283,6 @@ private:
     ProductDescription description_;
 };
 
-// Assumes that addresses are aligned to 256 bytes, as in the trainer.
-std::optional<double> aligned_ms(const Product& product) {
-    constexpr int kAlignment = 256;
-    ProductKey key = key_of(product, false);
-    key.a_alignment = key.b_alignment = key.d_alignment = kAlignment;
-    Measurement aligned(product, key);
-    const std::vector<MatmulAlgorithm> usual = Measurement(product).candidates(), others = aligned.candidates();
-    if (others.empty() || (!usual.empty() && usual.front() == others.front())) return {};
-    return aligned.chosen_ms();
-}
-
 constexpr Timing kPass{.warm_up = 2, .batch_ms = 5, .total_ms = 50, .least = 3};
 
 // `product` with the library's GELU, and our GELU pass after the product without it.
@@ -340,7 +328,6 @@ ProductResult measure_product(const std::string& name, double calls, const Produ
     Measurement(product).measure(result, repeats);
     if (product.epilogue == Epilogue::bias_gradient) measure_apart(result, product);
     if (has_gelu) measure_gelu(result, product);
-    result.aligned_ms = aligned_ms(product);
     return result;
 }
 

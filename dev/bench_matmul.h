@@ -24,8 +24,6 @@ struct ProductResult {
     std::optional<AlgorithmResult> chosen{}, fastest{}, excluded{};
     // With the bias gradient as epilogue: the GEMM without it and our column sums, which together replace it.
     std::optional<double> plain_ms{}, column_sums_ms{};
-    // The chosen algorithm assuming an alignment of 256 bytes instead of 16; empty if it is the same.
-    std::optional<double> aligned_ms{};
     // If GELU follows: the GEMM with the library's GELU, and our pass over the result of the chosen one.
     std::optional<double> gelu_ms{}, gelu_pass_ms{};
 };

@@ -20,7 +20,6 @@ LAYOUT, SHARED_LAYOUT = CUDA + "attention/attention_layout.cuh", "kernels/shared
 CPU_FORWARD, CPU_BACKWARD = "kernels/cpu/attention_forward.cpp", "kernels/cpu/attention_backward.cpp"
 CPU_TILES = "kernels/cpu/attention_tiles.h"
 TOTALS = CUDA + "group_totals.cu"
-DECODE, CPU_DECODE = CUDA + "attention/attention_decode.cu", CPU + "attention_decode.cpp"
 
 FAULTS = [
     # ---- attention, forward
@@ -364,6 +363,13 @@ FAULTS = [
     (PRODUCT, "SiLU's gradient is requested from the library, which has none",
      "const bool has_epilogue = op.activation == ActivationFunction::gelu_new && dtype",
      "const bool has_epilogue = dtype"),
+    (PRODUCT, "the library's GELU without a request", "may_fuse && matmul_settings().gelu_epilogue &&", "may_fuse &&"),
+    (PRODUCTS, "the library's GELU stores the sum as the output", "product.d = op.out.data;",
+     "product.d = op.pre_activation.data;"),
+    (CUDA + "matmul/matmul_library.cu", "addresses are announced as aligned to 16 bytes", "kMaxAlignment = 256;",
+     "kMaxAlignment = 16;"),
+    ("model/tensors.h", "16-bit tensors are aligned to 128 bytes", "kTensorAlignment = 128;", "kTensorAlignment = 64;",
+     "simulated: test_simulated.Simulated.test_every_operand_of_a_gemm_is_aligned_to_256_bytes"),
     # ---- around the products
     (EPILOGUE, "no barrier before the warps' sums are added",
      "    __syncthreads();  // wait for the sums of all warps\n", ""),
@@ -445,41 +451,6 @@ FAULTS = [
      "index_in_part(op.tokens[i], 0, op.part.tokens)"),
     (CPU + "embedding.cpp", "the gradients of a part begin with the first token",
      "index_in_part(op.tokens[i], op.first_token, op.vocab)", "index_in_part(op.tokens[i], 0, op.vocab)"),
-    # ---- attention of one more position
-    (DECODE, "no barrier before the warps' sums are read",
-     "    __syncthreads();  // every warp reads the sums of all warps\n", ""),
-    (DECODE, "a query does not see itself", "kDecodeWarps > place.position) break;",
-     "kDecodeWarps >= place.position) break;"),
-    (DECODE, "the last key counts several times", "if (begin + j * kDecodeWarps > place.position) break;", ""),
-    (DECODE, "keys count in several rounds", "begin += kKeysAtOnce * kDecodeWarps", "begin += kDecodeWarps"),
-    (DECODE, "the window is one key too long",
-     "place.position + 1 - op.window) : place", "place.position - op.window) : place"),
-    (DECODE, "the query's own key is read from the cache",
-     "key == place.position ? own : sequence", "key > place.position ? own : sequence"),
-    (DECODE, "the key and value are not appended", "if (head % group == 0)", "if (head < 0)"),
-    (DECODE, "the key and value of the wrong head",
-     "const int kv_head = head / group;", "const int kv_head = head % op.n_kv_head;"),
-    (DECODE, "the sums of a warp are not rescaled", "sum = sum * rescale + p;", "sum = sum + p;"),
-    (DECODE, "the warps' sums have different references",
-     "total += s.sum[w] * expf(s.largest[w] - largest);", "total += s.sum[w];"),
-    (DECODE, "the sequence of the row's number", "size_t(place.sequence) * op.capacity", "size_t(row) * op.capacity"),
-    (DECODE, "the soft cap's factor is missing",
-     "score = op.softcap * tanhf(score / op.softcap);", "score = tanhf(score / op.softcap);"),
-    (DECODE, "values of the keys' place",
-     "values[j].load(from + value_begin, size);", "values[j].load(from + key_begin, size);"),
-    (CPU_DECODE, "a query does not see itself",
-     "count = at.position + 1 - at.first;", "count = at.position - at.first;"),
-    (CPU_DECODE, "the window is one key too long", "place.position + 1 - op.window);", "place.position - op.window);"),
-    (CPU_DECODE, "the document's beginning is ignored", "step, place.first_key,", "step, 0,"),
-    (CPU_DECODE, "the value is not appended",
-     "        std::copy_n(own + keys, size, at.values + size_t(place.position) * step);\n", ""),
-    (CPU_DECODE, "the sequence of the row's number", "size_t(place.sequence) *", "row *"),
-    (CPU_DECODE, "the key and value of the wrong head",
-     "head = kv_head * group; head < (kv_head + 1) * group; head++)",
-     "head = kv_head; head < size_t(op.n_head); head += size_t(op.n_kv_head))"),
-    (CPU_DECODE, "the soft cap's factor is missing",
-     "score = op.softcap * std::tanh(score / op.softcap);", "score = std::tanh(score / op.softcap);"),
-    (CPU_DECODE, "the sum is not divided out", "from_float<T>(sum[c] / total);", "from_float<T>(sum[c]);"),
     # ---- the textbook's
     (TEXTBOOK, "eps outside the root", "std::sqrt(squares / op.cols + op.eps)",
      "(std::sqrt(squares / op.cols) + op.eps)"),

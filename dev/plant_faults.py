@@ -47,7 +47,7 @@ MODES = [("default order", "test_simt", []), ("seed 1", "test_simt", ["--seed", 
 FAMILIES = [("attention", "*attention*"), ("norm", "*norm*"), ("cross_entropy", "*cross_entropy*,vocabulary_sums*"),
             ("embedding", "*embedding*"), ("factored_update", "factor*"), ("optimizer", "*update*,*direction*,trust_*"),
             ("eigenbasis", "adam_direction*,orthonormalize*"),
-            ("grad_norm", "squared_sums*,*norm_finish*,frobenius*,row_normalize*"), ("matmul", "*matmul*"),
+            ("grad_norm", "squared_sums*,*norm_finish*,frobenius*,row_normalize*"), ("matmul", "*matmul*,[matmul]"),
             ("fill", "*fill*,*cast*,add*,scaled_add*"), ("dropout", "dropout*"),
             ("activation", "*activation*,*matmul*"), ("qk_norm_rope", "*qk_norm_rope*"), ("comm_nccl", "[comm]"),
             ("tree_sum.cu", "[comm]")]

@@ -34,9 +34,10 @@ std::string gpu_name();
 
 // Settings of the device; the CPU ignores them.
 struct DeviceSettings {
-    int local_rank = 0;       // index among the ranks of this machine: chooses the GPU
-    bool tf32 = false;        // fp32 products may round their operands to TF32
-    bool debug_sync = false;  // wait after each kernel, so that an error names the failing kernel
+    int local_rank = 0;          // index among the ranks of this machine: chooses the GPU
+    bool tf32 = false;           // fp32 products may round their operands to TF32
+    bool gelu_epilogue = false;  // the library's GEMM may apply gelu_new to its sums before they are rounded
+    bool debug_sync = false;     // wait after each kernel, so that an error names the failing kernel
 };
 
 // Call once, before any allocation. Fails with Exit::os if the device cannot be used.

@@ -307,12 +307,14 @@ struct AttentionDecode {
                           // Writes the positions of the rows  =  and reads all earlier ones
     ConstView qkv;        // (rows, (n_head + 2 n_kv_head) * head_size)
     const Place* places;  // (rows)
+    void* scratch;        // attention_decode_scratch_bytes
     int rows, capacity, n_head, n_kv_head, head_size;
     float scale;
     int window = 0;
     float softcap = 0;
 };
 void attention_decode(const AttentionDecode& op, Stream stream);
+size_t attention_decode_scratch_bytes(const AttentionDecode& op);
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Elementwise dropout: out = inp mask.factor if the mask keeps the element, else 0. The backward op is the same.

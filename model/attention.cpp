@@ -253,6 +253,7 @@ void attention_forward(const LayerContext& x, ConstView qkv, const AttentionActi
                     .cache = x.cache->layer(x.stream.layer),
                     .qkv = qkv,
                     .places = x.decode->places,
+                    .scratch = x.cache->scratch,
                     .rows = x.rows,
                     .capacity = x.cache->capacity,
                     .n_head = x.shape->n_head,

@@ -22,7 +22,8 @@ inline constexpr uint32_t kDropoutsPerBlock = 3;
 // Keys and values of growing sequences, so that they are computed only once. The channels of a position are its keys,
 // then its values.
 struct KeyValueCache {
-    View memory;  // (L, sequences, capacity, channels); null: no cache
+    View memory;              // (L, sequences, capacity, channels); null: no cache
+    void* scratch = nullptr;  // of attention_decode()
     int sequences = 0, capacity = 0, channels = 0;
 
     size_t sequence_elements() const { return size_t(capacity) * size_t(channels); }

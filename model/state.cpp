@@ -49,6 +49,13 @@ size_t scratch_bytes(const GptOptions& options) {
     return most;
 }
 
+size_t decode_scratch_bytes(const GptState& s) {
+    ops::AttentionDecode op{};
+    op.rows = s.cache.sequences, op.capacity = s.cache.capacity;
+    op.n_head = s.layout.shape.n_head, op.head_size = s.layout.shape.head_size();
+    return ops::attention_decode_scratch_bytes(op);
+}
+
 // Returns the size of the largest bucket in a slot, in elements; 0 for the head's slot if the head is tied.
 size_t slot_elements(const TensorLayout& layout, int slot) {
     size_t most = 0;
@@ -357,11 +364,13 @@ GptState place_state(const GptOptions& options, Arena& arena) {
         const int others = options.tensor_parallel.size - 1;
         const size_t layers = size_t(options.shape.n_layer), sequences = size_t(options.cached_sequences + others);
         s.cache = {.memory = {},
+                   .scratch = nullptr,
                    .sequences = int(sequences),
                    .capacity = options.seq_len,
                    .channels = s.layout.shape.kv_channels()};
         s.cache.memory = arena.take("KV cache", "kv_cache", layers * s.cache.layer_elements(), options.precision);
         s.cached.resize(sequences);
+        s.cache.scratch = arena.take<std::byte>("scratch", "decode_scratch", decode_scratch_bytes(s));
         s.places = arena.take<ops::AttentionDecode::Place>("control", "places", sequences);
         s.positions = arena.take<int>("control", "positions", sequences);
     }

@@ -93,7 +93,7 @@ struct FlatRange {
     size_t begin, end;
 };
 
-inline constexpr size_t kTensorAlignment = 64;  // elements: 128 bytes in the narrowest type
+inline constexpr size_t kTensorAlignment = 128;  // elements: 256 bytes in the narrowest type
 inline size_t round_up(size_t count, size_t unit) { return (count + unit - 1) / unit * unit; }
 
 // The tensors of a rank in the order of the flat arrays: first the tensors outside the blocks, then layer by layer,

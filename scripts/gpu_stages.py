@@ -186,9 +186,6 @@ def read_matmul(place, stage, output):
     if chosen:
         ms, least_ms = (sum(one["calls"] * one[kind]["ms"] for one in chosen) for kind in ("chosen", "fastest"))
         detail += f", the fastest ones {ms / least_ms:.3f} times as fast"
-    gains = [one["chosen"]["ms"] / one["aligned_ms"] for one in chosen if one.get("aligned_ms")]
-    if gains:
-        detail += f"; assuming 256 bytes, other proposals for {len(gains)}, at best {max(gains):.3f} times as fast"
     without = [one for one in products if not one["chosen"]]
     if without:
         detail += f", no algorithm for {len(without)}"

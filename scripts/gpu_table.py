@@ -156,15 +156,13 @@ def matmuls(check, key):
         if one.get("gelu_ms") and one.get("gelu_pass_ms") and isinstance(ms, (int, float)):
             extra.append(f"  {one['name'][:26]}: with the library's GELU {one['gelu_ms']:.4f} ms; "
                          f"with bias {ms:.4f} ms and our pass {one['gelu_pass_ms']:.4f} ms")
-        aligned = one.get("aligned_ms")
-        told = f", {ms / aligned:.3f}x as fast at 256 bytes" if aligned and isinstance(ms, (int, float)) else ""
         bad = bool(chosen.get("mismatches"))
         shape = f"{one.get('m')}x{one.get('n')}x{one.get('k')}"
         rows.append(((1e9 if bad else 0) + (one.get("calls") or 1) * (ms or 0),
                      f"  {str(one.get('name'))[:26]:<26} {shape:<18} {show(chosen.get('tflops')):>8} "
                      f"{show(fastest.get('tflops')):>8} {show(excluded.get('tflops')):>9} {show(ratio, '{:.3f}'):>7} "
                      f"{show(chosen.get('mismatches'), '{:.0f}'):>7} {show(excluded.get('mismatches'), '{:.0f}'):>9}"
-                     f"  of {show(chosen.get('repeats'), '{:.0f}')}{told}"))
+                     f"  of {show(chosen.get('repeats'), '{:.0f}')}"))
     head = (f"  {'':<26} {'m x n x k':<18} {'TFLOP/s':>8} {'fastest':>8} {'excluded':>9} {'ratio':>7} {'differ':>7} "
             f"{'excluded':>9}")
     title = f"{key}: GEMMs, chosen, fastest and best excluded algorithm, repeats with other bits"

@@ -83,4 +83,6 @@ void attention_decode(const AttentionDecode& op, Stream) {
     dispatch("attention_decode", {op.out, op.cache, op.qkv}, [&]<class T>() { decode<T>(op); });
 }
 
+size_t attention_decode_scratch_bytes(const AttentionDecode&) { return 0; }
+
 }  // namespace ops

@@ -183,7 +183,7 @@ std::string gpu_name() { return current_device().name; }
 void configure_device(const DeviceSettings& settings) {
     require_usable_device_once();
     debug_sync() = settings.debug_sync;
-    set_tf32(settings.tf32);
+    matmul_settings() = {.tf32 = settings.tf32, .gelu_epilogue = settings.gelu_epilogue};
 }
 
 void* device_alloc(size_t bytes) {

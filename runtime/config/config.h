@@ -184,6 +184,7 @@ struct Config {
 
     struct Device {
         bool tf32 = false;
+        bool gelu_epilogue = false;
         bool debug_sync = false;
     } device;
 };

@@ -95,11 +95,12 @@ template <class T> void check_decode(const Shape& s) {
     Stored<T> cache{"cache", Role::output, cached}, qkv{"qkv", Role::input, rows};
     Stored<T> out{"out", Role::output, nans(places.size() * size_t(s.n_head * s.head_size))};
     Array<ops::AttentionDecode::Place> place{"places", Role::input, places};
-    auto op = [&]<class Side>(Side side) {
+    const auto op = [&]<class Side>(Side side) {
         return ops::AttentionDecode{.out = out.on(side),
                                     .cache = cache.on(side),
                                     .qkv = qkv.on(side),
                                     .places = place.on(side),
+                                    .scratch = nullptr,
                                     .rows = int(places.size()),
                                     .capacity = s.seq_len,
                                     .n_head = s.n_head,
@@ -109,7 +110,10 @@ template <class T> void check_decode(const Shape& s) {
                                     .window = s.window,
                                     .softcap = s.softcap};
     };
-    ops::attention_decode(op(OnDevice<T>()), Stream());
+    ops::AttentionDecode device_op = op(OnDevice<T>());
+    auto scratch = scratch_of(ops::attention_decode_scratch_bytes(device_op));
+    device_op.scratch = scratch.on(OnDevice<T>());
+    ops::attention_decode(device_op, Stream());
     ref::attention_decode(op(OnHost()));
     const std::vector<double> bounds = out_bounds<T>(s, full.host.data());
     const size_t width = size_t(s.n_head * s.head_size);
@@ -171,16 +175,18 @@ TEMPLATE_TEST_CASE("attention with windows, documents and soft caps", "[ops]", f
     }
 }
 
-// A window over the whole sequence and a document of its length mask nothing: same bits as the kernels without masks.
-// Shared and separate keys, every kernel size, sequences of one key and of more than all warps process at a time.
+// Shared and separate keys, every kernel size, sequences of one key, of more than all warps process at a time, and of
+// up to four parts, of which a window and a document hide the first.
 TEMPLATE_TEST_CASE("attention_decode", "[ops]", float, bf16, fp16) {
     for (const Shape& shape :
          {Shape{4, 37, 2, 2, 64, 1}, Shape{3, 9, 3, 1, 80, 16}, Shape{2, 1, 1, 1, 16, 1}, Shape{3, 50, 6, 2, 9, 1},
           Shape{2, 20, 2, 1, 128, 16}, Shape{2, 33, 2, 1, 256, 1}, Shape{4, 60, 3, 1, 20, 4, 13, 3, 21},
-          Shape{4, 40, 2, 2, 64, 4, 1}, Shape{4, 40, 2, 1, 64, 8, 0, 2}, Shape{4, 70, 4, 2, 96, 1, 0, 0, 27}})
+          Shape{4, 40, 2, 2, 64, 4, 1}, Shape{4, 40, 2, 1, 64, 8, 0, 2}, Shape{4, 70, 4, 2, 96, 1, 0, 0, 27},
+          Shape{3, 300, 2, 1, 64, 1}, Shape{3, 385, 1, 1, 136, 16, 260}, Shape{2, 257, 1, 1, 32, 4, 0, 0, 200}})
         check_decode<TestType>(shape);
 }
 
+// A window over the whole sequence and a document of its length mask nothing: same bits as the kernels without masks.
 TEMPLATE_TEST_CASE("attention with masks that mask nothing gives the same bits", "[ops]", float, bf16, fp16) {
     using T = TestType;
     for (Shape s : {Shape{1, 150, 1, 1, 64, 1}, Shape{1, 70, 2, 1, 128, 1}, Shape{1, 40, 2, 2, 24, 1}}) {

@@ -51,7 +51,7 @@ MEASURED = [
     stage("trainer_124M", {"steps": 30, "step_ms": 490.5, "tokens_per_s": 1068885.8, "mfu": 0.4488, "batch": 64,
                            "seq_len": 1024}, "124M"),
     stage("matmul_124M", {"products": [product("qkv", 0.25, 0.2), product("head", 2.0, None, mismatches=2),
-                                       product("fc", 0.5, gelu_ms=0.625, gelu_pass_ms=0.375, aligned_ms=0.4)]}, "124M",
+                                       product("fc", 0.5, gelu_ms=0.625, gelu_pass_ms=0.375)]}, "124M",
           "failed", "2 repeats"),
 ]
 
@@ -71,7 +71,6 @@ class Table(unittest.TestCase):
                 r"  qkv +2304x65536x768 +2800.0 +3500.0 +3500.0 +1.250 +0 +3  of 100",
                 r"  head +2304x65536x768 +350.0 +437.5 +- +- +2 +-  of 100",
                 r"  fc: with the library's GELU 0.6250 ms; with bias 0.5000 ms and our pass 0.3750 ms$",
-                r"  fc +2304x65536x768 +1400.0 .* of 100, 1.250x as fast at 256 bytes$",
                 r"  roofs +passed +12 +345/1755/1980 +690/700 +70 +\[power cap\]",
                 r"  matmul_124M +failed +12 +- +- +- +2 repeats",
                 r"gpu_check measure: NOT passed: 6 passed, 1 failed; 77 s"):

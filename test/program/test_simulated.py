@@ -32,6 +32,28 @@ class Simulated(TrainerTest):
             expected = r"(step \d+) \| GEMM by .*; the bits of \d+ GEMMs may differ from run to run"
             self.assertEqual(re.findall(expected, said), notes, said)
 
+    def trained(self, *settings, library=""):
+        """Trains a model none of whose tensors has a multiple of 128 elements. Returns the losses and the output."""
+        config = self.write_config(train_max_steps=4, train_precision="bf16", model_n_embd=40, model_n_head=5,
+                                   model_vocab_size=300)
+        run = subprocess.run([SIMULATED, config, "--fresh", *settings], cwd=self.dir, check=True, timeout=100,
+                             text=True, stdout=subprocess.PIPE, env={**ENVIRONMENT, "STAND_IN_CUBLASLT": library})
+        return self.losses(), run.stdout
+
+    def test_every_operand_of_a_gemm_is_aligned_to_256_bytes(self):
+        """The library's first algorithm sums in another order; here it is proposed only for such operands."""
+        self.assertEqual(self.trained(library="prefers_256")[0], self.trained()[0])
+
+    def test_the_gelu_of_the_library(self):
+        """Rounds once where the program's GELU rounds twice, also if the backward pass recomputes the block."""
+        usual, _ = self.trained()
+        fused, said = self.trained("--set=device.gelu_epilogue=true")
+        self.assertIn("gelu_new in the GEMM", said)
+        self.assertNotEqual(fused, usual)
+        for step, (loss, expected) in enumerate(zip(fused, usual, strict=True), 1):
+            self.assertLessEqual(abs(loss - expected), tolerance("bf16", step))
+        self.assertEqual(self.trained("--set=device.gelu_epilogue=true", "--set=train.recompute=block")[0], fused)
+
     def test_mfu_uses_the_peak_of_a_known_gpu(self):
         """MFU by llm.c's convention: 6 N + 6 layers channels length FLOPs per token; peak: the dense 16-bit rate."""
         layers, length = 1, 10

@@ -121,14 +121,14 @@ int id_of(const cublasLtMatmulAlgo_t* algorithm) {
 
 bool is_proposed(int id, const Problem& p, const cublasLtMatmulPreferenceOpaque_t& preference) {
     const AlgorithmFacts& facts = kCublasLtFacts[id];
-    if (cublas_lt().gone[id] || (cublas_lt().prefers_256 && id == 1 && preference.a_alignment < 256)) return false;
+    const uint32_t alignment =
+        std::min({preference.a_alignment, preference.b_alignment, preference.c_alignment, preference.d_alignment});
+    if (cublas_lt().gone[id] || (cublas_lt().prefers_256 && id == 1 && alignment < 256)) return false;
     if (!cublas_lt().ignores_mask &&
         (facts.workspace_bytes > preference.workspace_bytes || (facts.reduction & ~preference.reduction_mask)))
         return false;
-    return facts.alignment <= std::min({preference.a_alignment, preference.b_alignment, preference.c_alignment,
-                                        preference.d_alignment}) &&
-           columns_are_aligned(p.a, facts.alignment) && columns_are_aligned(p.b, facts.alignment) &&
-           columns_are_aligned(p.d, facts.alignment);
+    return facts.alignment <= alignment && columns_are_aligned(p.a, facts.alignment) &&
+           columns_are_aligned(p.b, facts.alignment) && columns_are_aligned(p.d, facts.alignment);
 }
 
 }  // namespace

@@ -11,7 +11,7 @@
 // Resets the GEMM settings when the scope ends.
 struct WithDefaults {
     simt::WithCublasLt library;
-    ~WithDefaults() { set_tf32(false); }
+    ~WithDefaults() { matmul_settings() = {}; }
 };
 
 struct LayerShape {

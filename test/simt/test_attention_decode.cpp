@@ -31,6 +31,7 @@ TEST_CASE("attention_decode: a warp loads four keys and their values before it u
                                .cache = View(cache.data(), Dtype::fp32),
                                .qkv = ConstView(qkv.data(), Dtype::fp32),
                                .places = places.data(),
+                               .scratch = nullptr,
                                .rows = 1,
                                .capacity = kKeys,
                                .n_head = 1,

@@ -117,6 +117,17 @@ TEMPLATE_TEST_CASE("products: addresses that are only aligned to elements", "[ma
     CHECK(algorithms_used().count(1));
 }
 
+TEST_CASE("products: addresses are announced as aligned to up to 256 bytes", "[matmul]") {
+    const WithDefaults defaults;
+    cublas_lt().prefers_256 = true;
+    const LayerShape s{16, 24, 80};
+    Layer<bf16>(s).check_all();
+    CHECK(algorithms_used() == std::set{1});
+    cublas_lt().products.clear();
+    Layer<bf16>(s, 64).check_all();
+    CHECK_FALSE(algorithms_used().count(1));
+}
+
 // More float sums than their memory can hold at once: 4 of these rows.
 TEST_CASE("products: sums finished in several pieces", "[matmul]") {
     if (simt::tsan() || simt::asan()) return;  // fifteen million elements
@@ -156,7 +167,7 @@ TEST_CASE("products: fp32 is TF32 only on request", "[matmul]") {
     const bool same_words = cuda_matmul_path().find("without TF32") != std::string::npos;
     CHECK(same_words);
 
-    set_tf32(true);
+    matmul_settings().tf32 = true;
     CHECK(cuda_matmul_path().find("as TF32") != std::string::npos);
     Stored<float> one("one", Role::input, std::vector<double>{1 + 0x1p-12});
     Stored<float> out("out", Role::output, nans(1));
@@ -167,17 +178,34 @@ TEST_CASE("products: fp32 is TF32 only on request", "[matmul]") {
     Layer<bf16>({24, 32, 40}).check_forward(true, false);
     CHECK(cublas_lt().products.back().compute == CUBLAS_COMPUTE_32F);
 
-    set_tf32(false);
+    matmul_settings().tf32 = false;
     layer.check_forward(true, false);
     CHECK(layer.result() == exact);
 }
 
-TEST_CASE("products: the library's GELU is not used, because its bits differ from activation_forward's", "[matmul]") {
+TEMPLATE_TEST_CASE("products: the library's GELU only on request, in 16 bits and with a bias", "[matmul]", float, bf16,
+                   fp16) {
     const WithDefaults defaults;
-    Layer<bf16> layer({40, 64, 96});
+    const auto uses_of_gelu = [] {
+        return uses_of(CUBLASLT_EPILOGUE_GELU_AUX_BIAS) + uses_of(CUBLASLT_EPILOGUE_GELU_AUX);
+    };
+    const bool is_half = sizeof(TestType) == 2;
+    Layer<TestType> layer({40, 64, 96});
     layer.check_forward(true, true);
+    CHECK(uses_of_gelu() == 0);
+    const std::string rounded_first = layer.result();
+    matmul_settings().gelu_epilogue = true;
+    CHECK(cuda_matmul_path().find("gelu_new in the GEMM") != std::string::npos);
+    layer.check_forward(true, true);
+    CHECK(uses_of(CUBLASLT_EPILOGUE_GELU_AUX_BIAS) == is_half);
+    CHECK((layer.result() != rounded_first) == is_half);
     layer.check_forward(false, true);
-    CHECK(uses_of(CUBLASLT_EPILOGUE_GELU_AUX_BIAS) + uses_of(CUBLASLT_EPILOGUE_GELU_AUX) == 0);
+    layer.check_forward(true, false);
+    CHECK(uses_of_gelu() == is_half);
+    cublas_lt().lacking_epilogues = CUBLASLT_EPILOGUE_GELU_AUX_BIAS;
+    Layer<TestType> other({40, 64, 104});
+    other.check_forward(true, true);
+    CHECK(uses_of_gelu() == is_half);
 }
 
 TEST_CASE("products: each stream has its own workspace", "[matmul]") {
@@ -274,7 +302,7 @@ TEST_CASE("product keys: every field counts", "[matmul]") {
 }
 
 TEST_CASE("product keys: the alignment of every used address", "[matmul]") {
-    alignas(64) char memory[64];
+    alignas(512) char memory[512];
     const Product base{.d = memory,
                        .a = memory,
                        .b = memory,
@@ -302,7 +330,7 @@ TEST_CASE("product keys: the alignment of every used address", "[matmul]") {
     CHECK(differs(move_bias, Epilogue::bias_gradient));
     CHECK(differs(move_aux, Epilogue::dgelu));
     CHECK_FALSE(differs(move_aux, Epilogue::bias));
-    CHECK_FALSE(differs([&](Product& p) { p.d = memory + 32, p.bias = memory + 16; }, Epilogue::bias));
+    CHECK_FALSE(differs([&](Product& p) { p.d = memory + 256, p.bias = memory + 256; }, Epilogue::bias));
 }
 
 // The stand-in itself rejects what the library rejects.

@@ -3,9 +3,10 @@
 //
 // GELU and SiLU forward: ops.h requires f of the sum rounded to T, with the same bits as activation_forward on the
 // stored sum, so that recomputation changes nothing. The library's GELU uses the unrounded sum (a difference of up
-// to 1.13 units of T's round-off of the sum) and a different tanh, so it is not used: the GEMM stores the sum, then
+// to 1.13 units of T's round-off of the sum) and a different tanh, so by default the GEMM stores the sum, then
 // activation_forward runs. That reads and writes 8 rows C elements per layer (8u): 2.2 ms of a 97 ms step of GPT-2 124M
-// at 4.3 TB/s. The fused epilogue would still need 4u for its second output. dGELU: it is never recomputed, and a bf16
+// at 4.3 TB/s. The library's epilogue needs 4u for its second output; MatmulSettings::gelu_epilogue
+// uses it in 16 bits for gelu_new with a bias. dGELU: it is never recomputed, and a bf16
 // or fp16 sum must not be rounded before the multiplication, so it uses the library's DGELU. Float, and cases that the
 // library does not support (other activations, leading dimensions of aux that are not a multiple of 8, one-element
 // sums): one of our kernels finishes float sums, kMatmulSumsBytes at a time. Either way, a value is rounded to T once.
@@ -75,8 +76,10 @@ void matmul_forward(const MatmulForward& op, Stream stream) {
     require_gemm_sizes("matmul_forward", op.rows, op.n, op.k);
     const bool keeps_sum = op.activation != ActivationFunction::none && op.activation != ActivationFunction::relu2;
     require_activation_array("matmul_forward", op.activation, keeps_sum, op.pre_activation);
-    storage_type("matmul_forward", {op.out, op.pre_activation, op.inp, op.weight, op.bias});
+    const Dtype dtype = storage_type("matmul_forward", {op.out, op.pre_activation, op.inp, op.weight, op.bias});
     if (op.activation == ActivationFunction::relu2) return multiply_and_add_bias(product_of(op), true, stream);
+    const bool may_fuse = op.activation == ActivationFunction::gelu_new && op.bias && dtype != Dtype::fp32;
+    if (may_fuse && matmul_settings().gelu_epilogue && multiply(with_gelu(op), stream)) return;
     multiply_add_bias(product_of(op), stream);
     if (op.activation == ActivationFunction::none) return;
     activation_forward(

@@ -8,8 +8,11 @@
 #include <cstddef>
 #include <string>
 
-// Makes GEMMs of float storage round their operands to TF32 (10 fraction bits). Off by default; sums stay float.
-void set_tf32(bool on);
+struct MatmulSettings {
+    bool tf32 = false;  // GEMMs of float storage round their operands to TF32 (10 fraction bits); sums are float
+    bool gelu_epilogue = false;  // see matmul.cu
+};
+MatmulSettings& matmul_settings();
 
 // Returns one line for the log: the GEMM implementation and settings, and how many GEMMs have no algorithm with a fixed
 // order of sums.

@@ -8,7 +8,7 @@
 
 namespace {
 
-constexpr uintptr_t kMaxAlignment = 16;
+constexpr uintptr_t kMaxAlignment = 256;
 constexpr int kProposals = 64;
 
 struct EpilogueTraits {

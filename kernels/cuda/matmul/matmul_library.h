@@ -16,7 +16,7 @@
 using MatmulAlgorithm = std::array<uint64_t, 8>;
 
 // The properties of a GEMM that determine whether the library supports it, its algorithms and its speed. Alignments are
-// in bytes, at most 16, the largest that any kernel of the library requires; 0 for a null pointer.
+// in bytes, at most 256, which the library assumes by default; 0 for a null pointer.
 struct ProductKey {
     Dtype in, out;
     bool transpose_a, transpose_b;

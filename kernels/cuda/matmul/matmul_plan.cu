@@ -9,14 +9,9 @@
 
 namespace {
 
-struct Settings {
-    bool tf32 = false;
-    int unordered = 0;  // number of GEMMs whose bits may differ from run to run
-};
-
-Settings& settings() {
-    static Settings the_settings;
-    return the_settings;
+int& unordered_gemms() {
+    static int count = 0;  // GEMMs whose bits may differ from run to run
+    return count;
 }
 
 struct Plan {
@@ -54,12 +49,12 @@ std::vector<MatmulAlgorithm> proposals_of(const Library& lib, ProductDescription
     if (!found.empty() || product.epilogue != Epilogue::none) return found;
     found = description.proposals(lib.handle, product, ProductDescription::Order::unknown);
     if (found.empty()) found = description.excluded_proposals(lib.handle, product, kMatmulWorkspaceBytes);
-    if (!found.empty()) settings().unordered++;
+    if (!found.empty()) unordered_gemms()++;
     return found;
 }
 
 Plan& plan_for(Library& lib, const Product& product) {
-    const ProductKey key = key_of(product, settings().tf32);
+    const ProductKey key = key_of(product, matmul_settings().tf32);
     const auto known = lib.plans.find(key);
     if (known != lib.plans.end()) return known->second;
     Plan plan;
@@ -87,7 +82,7 @@ bool multiply(const Product& product, Stream stream) {
 
 void multiply_plain(const Product& product, Stream stream) {
     if (!multiply(product, stream))
-        fail(Exit::os, "cuBLASLt has no algorithm for the GEMM %s", text_key(key_of(product, settings().tf32)));
+        fail(Exit::os, "cuBLASLt has no algorithm for the GEMM %s", text_key(key_of(product, matmul_settings().tf32)));
 }
 
 float* matmul_sums(Stream stream) {
@@ -96,16 +91,19 @@ float* matmul_sums(Stream stream) {
     return static_cast<float*>(sums.data());
 }
 
-void set_tf32(bool on) { settings().tf32 = on; }
+MatmulSettings& matmul_settings() {
+    static MatmulSettings the_settings;
+    return the_settings;
+}
 
 std::string cuda_matmul_path() {
-    const Settings& set = settings();
     const size_t version = cublasLtGetVersion();
     std::string path =
-        format("cuBLASLt %zu.%zu.%zu, float sums; fp32 %s; the library's first proposals", version / 10000,
-               version / 100 % 100, version % 100, set.tf32 ? "as TF32" : "without TF32");
-    if (set.unordered > 0)
+        format("cuBLASLt %zu.%zu.%zu, float sums; fp32 %s; %sthe library's first proposals", version / 10000,
+               version / 100 % 100, version % 100, matmul_settings().tf32 ? "as TF32" : "without TF32",
+               matmul_settings().gelu_epilogue ? "gelu_new in the GEMM; " : "");
+    if (unordered_gemms() > 0)
         path += format("; the bits of %d GEMMs may differ from run to run, because no algorithm sums in a fixed order",
-                       set.unordered);
+                       unordered_gemms());
     return path;
 }

@@ -14,7 +14,7 @@ enum class Epilogue : int {
     none,
     bias,           // d = sums + bias (m)
     dgelu,          // d = sums gelu'(aux)
-    gelu,           // d = gelu(sums + bias (m)), aux = sums + bias; for benchmarks: bits differ from activation_forward
+    gelu,           // d = gelu(sums + bias (m)), aux = sums + bias; the bits of d differ from activation_forward's
     bias_gradient,  // also bias (n) = sums of op(b) along k, in d's type
 };
 

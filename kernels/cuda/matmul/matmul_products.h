@@ -20,6 +20,15 @@ inline Product product_of(const ops::MatmulForward& op) {
             .epilogue = op.bias ? Epilogue::bias : Epilogue::none};
 }
 
+// The same with out = gelu_new(sum) in the library's epilogue.
+inline Product with_gelu(const ops::MatmulForward& op) {
+    Product product = product_of(op);
+    product.d = op.out.data;
+    product.aux = op.pre_activation.data;
+    product.epilogue = Epilogue::gelu;
+    return product;
+}
+
 //     dinp (rows, k) = dout weight             d (k, rows) = weight (k, n) dout (n, rows)
 // The library has an epilogue for gelu_new's gradient.
 inline Product product_of(const ops::MatmulBackwardInput& op) {
