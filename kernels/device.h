@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-// An ordered queue of work. The CPU implementation has one and ignores the handle.
+// An ordered queue of work. A null handle is the program's own stream. The CPU has only this one and ignores the handle.
 struct Stream {
     void* handle = nullptr;
 };

@@ -7,6 +7,8 @@
 #include <cstring>
 #include <variant>
 
+#include "model/tensors.h"
+
 namespace {
 
 struct ActivationSizes {
@@ -179,7 +181,7 @@ std::vector<GptActivations> place_activations(const GptOptions& options, Arena& 
         if (row.category == kBackward && !options.training) continue;
         const bool is_recomputed = options.recompute >= row.recomputed_from;
         const bool is_shared = row.is_shared || is_recomputed || !options.training;
-        const size_t count = (sizes.*row.count)();
+        const size_t count = round_up((sizes.*row.count)(), kTensorAlignment);
         const std::vector<Activation*> places = places_of(row, ranges, row.is_deferred ? deferred : in_flight, slots);
         if (count == 0 || places.empty()) continue;
         // The residual stream and the branches currently have the same type.

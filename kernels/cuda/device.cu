@@ -1,12 +1,13 @@
 // device.h for CUDA: memory, copies in stream order, synchronization, and startup checks.
 //
-// Copies to and from pageable host memory go through a ring of pinned buffers: this thread copies between host memory
-// and the buffer, the copy engine between the buffer and the device. So the driver never blocks a stream for its own
+// Copies to and from pageable host memory go through a ring of pinned memory: this thread copies between host memory
+// and the ring, the copy engine between the ring and the device. So the driver never blocks a stream for its own
 // staging. A copy to the device has read the caller's memory when the call returns. A copy to the host has written it
 // after synchronize().
 #include <algorithm>
-#include <array>
 #include <cstring>
+#include <deque>
+#include <utility>
 
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/matmul/matmul.h"
@@ -14,70 +15,80 @@
 
 namespace {
 
+// Enough for the inputs of many micro-steps, so that the host waits only for large copies.
+constexpr size_t kRingBytes = size_t(32) << 20;
 constexpr size_t kPieceBytes = size_t(4) << 20;  // large enough for the copy engine's full rate
-constexpr int kPieces = 4;
 
-// A pinned buffer and the last copy through it.
-struct Piece {
-    std::byte* memory = nullptr;
-    Event copied;
-    cudaStream_t stream = nullptr;
-    bool busy = false;
-    void* host = nullptr;  // destination of a copy to the host; null for a copy to the device
-    size_t bytes = 0;
-};
-
-// Buffers are used in turn, so the next one has been in flight longest. Only the thread that drives the device copies.
+// Pinned memory through which all copies go. Each takes the next bytes of it. Only the thread that drives
+// the device copies.
 class StagingRing {
 public:
     void copy(void* to, const void* from, size_t bytes, bool to_host, cudaStream_t stream) {
         for (size_t done = 0; done < bytes; done += kPieceBytes) {
-            Piece& piece = take();
-            piece.bytes = std::min(kPieceBytes, bytes - done);
+            Piece piece = take(std::min(kPieceBytes, bytes - done));
             std::byte* const target = static_cast<std::byte*>(to) + done;
             const std::byte* const source = static_cast<const std::byte*>(from) + done;
-            if (to_host) {
-                check_cuda(cudaMemcpyAsync(piece.memory, source, piece.bytes, cudaMemcpyDeviceToHost, stream),
-                           "copy from the GPU");
-            } else {
-                std::memcpy(piece.memory, source, piece.bytes);
-                check_cuda(cudaMemcpyAsync(target, piece.memory, piece.bytes, cudaMemcpyHostToDevice, stream),
-                           "copy to the GPU");
-            }
+            std::byte* const staged = memory_ + piece.begin;
+            if (!to_host) std::memcpy(staged, source, piece.bytes);
+            check_cuda(to_host ? cudaMemcpyAsync(staged, source, piece.bytes, cudaMemcpyDeviceToHost, stream)
+                               : cudaMemcpyAsync(target, staged, piece.bytes, cudaMemcpyHostToDevice, stream),
+                       to_host ? "copy from the GPU" : "copy to the GPU");
             check_cuda(cudaEventRecord(piece.copied.get(), stream), "cudaEventRecord");
-            piece.stream = stream, piece.host = to_host ? target : nullptr, piece.busy = true;
+            piece.stream = stream, piece.host = to_host ? target : nullptr;
+            in_flight_.push_back(std::move(piece));
         }
     }
 
     // Completes copies to the host on a synchronized stream, in order, so that a later copy to an address wins.
     void deliver(cudaStream_t stream) {
-        for (int i = 0; i < kPieces; i++) {
-            Piece& piece = pieces_[size_t(next_ + i) % kPieces];
-            if (piece.busy && piece.stream == stream) finish(piece);
-        }
+        for (Piece& piece : in_flight_)
+            if (piece.stream == stream) finish(piece);
+        while (!in_flight_.empty() && in_flight_.front().is_finished) drop_oldest();
     }
 
 private:
-    // Returns the next buffer, ready for use.
-    Piece& take() {
-        Piece& piece = pieces_[size_t(next_)];
-        next_ = (next_ + 1) % kPieces;
-        if (!piece.memory) {
-            check_cuda(cudaMallocHost(reinterpret_cast<void**>(&piece.memory), kPieceBytes), "pinning host memory");
-            piece.copied = make_event(cudaEventDisableTiming);
+    // A copy through the bytes [begin, begin + bytes) of the ring.
+    struct Piece {
+        size_t begin, bytes;
+        Event copied{};
+        cudaStream_t stream = nullptr;
+        void* host = nullptr;  // destination of a copy to the host; null for a copy to the device
+        bool is_finished = false;
+    };
+
+    // Returns the next bytes of the ring, after the copies that used them have finished.
+    Piece take(size_t bytes) {
+        if (!memory_) check_cuda(cudaMallocHost(reinterpret_cast<void**>(&memory_), kRingBytes), "pinning host memory");
+        const size_t begin = next_ + bytes <= kRingBytes ? next_ : 0, end = begin + bytes;
+        const auto overlaps = [&](const Piece& piece) {
+            return piece.begin < end && begin < piece.begin + piece.bytes;
+        };
+        while (std::ranges::any_of(in_flight_, overlaps)) {
+            finish(in_flight_.front());
+            drop_oldest();
         }
-        if (piece.busy) finish(piece);
+        next_ = end;
+        Piece piece{.begin = begin, .bytes = bytes};
+        if (events_.empty()) events_.push_back(make_event(cudaEventDisableTiming));
+        piece.copied = std::move(events_.back());
+        events_.pop_back();
         return piece;
     }
 
     void finish(Piece& piece) {
+        if (std::exchange(piece.is_finished, true)) return;
         check_cuda(cudaEventSynchronize(piece.copied.get()), "waiting for a copy");
-        if (piece.host) std::memcpy(piece.host, piece.memory, piece.bytes);
-        piece.busy = false;
+        if (piece.host) std::memcpy(piece.host, memory_ + piece.begin, piece.bytes);
+    }
+    void drop_oldest() {
+        events_.push_back(std::move(in_flight_.front().copied));
+        in_flight_.pop_front();
     }
 
-    std::array<Piece, kPieces> pieces_;
-    int next_ = 0;
+    std::byte* memory_ = nullptr;
+    size_t next_ = 0;
+    std::deque<Piece> in_flight_;  // the oldest first
+    std::vector<Event> events_;    // not in use
 };
 
 // Never destroyed, because the driver may be unloaded first at process exit.
@@ -201,8 +212,8 @@ void* device_alloc(size_t bytes) {
     check_cuda(error, "cudaMalloc");
     require(reinterpret_cast<uintptr_t>(memory) % 256 == 0, "device_alloc: cudaMalloc gave %p", memory);
     // Synchronizes, so that work on any stream sees the zeros.
-    check_cuda(cudaMemsetAsync(memory, 0, bytes, nullptr), "clearing GPU memory");
-    check_cuda(cudaStreamSynchronize(nullptr), "clearing GPU memory");
+    check_cuda(cudaMemsetAsync(memory, 0, bytes, cuda_stream({})), "clearing GPU memory");
+    check_cuda(cudaStreamSynchronize(cuda_stream({})), "clearing GPU memory");
     return memory;
 }
 

@@ -53,7 +53,16 @@ struct Launch {
     int cluster = 1;          // blocks per cluster (sm_90 and newer)
 };
 
-inline cudaStream_t cuda_stream(Stream stream) { return static_cast<cudaStream_t>(stream.handle); }
+// The program's own stream for a null handle. CUDA's legacy stream would wait for blocking streams and could not be
+// recorded.
+inline cudaStream_t cuda_stream(Stream stream) {
+    static const cudaStream_t own = [] {
+        cudaStream_t made = nullptr;
+        check_cuda(cudaStreamCreateWithFlags(&made, cudaStreamNonBlocking), "cudaStreamCreate");
+        return made;
+    }();
+    return stream.handle ? static_cast<cudaStream_t>(stream.handle) : own;
+}
 
 // Whether to wait after every launch. Set it once, before the first launch.
 inline bool& debug_sync() {

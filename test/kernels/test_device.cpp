@@ -36,7 +36,7 @@ TEST_CASE("running out of device memory is reported in one sentence with the num
 
 // Larger than any staging buffer, odd in size, from and to odd addresses.
 TEST_CASE("data copied to the device and back is unchanged", "[device]") {
-    for (size_t count : {size_t(1), size_t(255), (size_t(1) << 20) + 3, (size_t(21) << 20) + 5}) {
+    for (size_t count : {size_t(1), size_t(255), (size_t(1) << 20) + 3, (size_t(37) << 20) + 5}) {
         const std::vector<unsigned char> sent = bytes_of_pattern(count + 1, unsigned(count));
         std::vector<unsigned char> received(count + 2, 7);
         DeviceBuffer buffer(count + 3);

@@ -44,7 +44,7 @@ std::vector<uint32_t> run(const Probe& probe) {
             .shared_bytes = probe.shared_bytes,
             .cluster = probe.cluster},
            Stream{}, args);
-    check_cuda(cudaStreamSynchronize(nullptr), probe.wrapper.c_str());
+    check_cuda(cudaDeviceSynchronize(), probe.wrapper.c_str());
     check_cuda(cudaMemcpy(words.data(), out, words.size() * 4, cudaMemcpyDeviceToHost), "cudaMemcpy");
     check_cuda(cudaFree(in), "cudaFree");
     check_cuda(cudaFree(out), "cudaFree");

@@ -22,7 +22,7 @@ public:
         check_cuda(cudaMalloc(&data_, count * sizeof(T)), "cudaMalloc");
     }
     explicit DeviceArray(const std::vector<T>& values) : DeviceArray(values.size()) {
-        check_cuda(cudaMemcpy(data_, values.data(), count_ * sizeof(T), cudaMemcpyHostToDevice), "cudaMemcpy");
+        copy(data_, values.data(), cudaMemcpyHostToDevice);
     }
     ~DeviceArray() { cudaFree(data_); }
     DeviceArray(const DeviceArray&) = delete;
@@ -31,11 +31,17 @@ public:
     T* data() const { return data_; }
     std::vector<T> fetch() const {
         std::vector<T> values(count_);
-        check_cuda(cudaMemcpy(values.data(), data_, count_ * sizeof(T), cudaMemcpyDeviceToHost), "cudaMemcpy");
+        copy(values.data(), data_, cudaMemcpyDeviceToHost);
         return values;
     }
 
 private:
+    // In the order of the program's stream.
+    void copy(void* to, const void* from, cudaMemcpyKind kind) const {
+        check_cuda(cudaMemcpyAsync(to, from, count_ * sizeof(T), kind, cuda_stream({})), "cudaMemcpyAsync");
+        check_cuda(cudaStreamSynchronize(cuda_stream({})), "cudaStreamSynchronize");
+    }
+
     T* data_ = nullptr;
     size_t count_;
 };

@@ -49,7 +49,9 @@ cudaError_t result_of_work() {
     return result(cudaErrorLaunchFailure);
 }
 
-cudaStream_t or_default(cudaStream_t stream) { return stream ? stream : simt::default_stream(); }
+cudaStream_t or_default(cudaStream_t stream) {
+    return stream && stream != cudaStreamLegacy ? stream : simt::default_stream();
+}
 
 // Memory may be freed between the queueing of a copy and its execution.
 bool is_copyable(const void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {

@@ -39,7 +39,7 @@ TEST_CASE("attention_decode: a warp loads four keys and their values before it u
                                .head_size = kSize,
                                .scale = 0.25f},
                               {});
-        const cudaError_t ended = cudaStreamSynchronize(nullptr);
+        const cudaError_t ended = cudaStreamSynchronize(cuda_stream({}));
         simt::after_meeting() = nullptr;
         check_cuda(ended, "synchronize");
         return out.fetch();

@@ -146,7 +146,7 @@ TEST_CASE("a collective begins after the stream's work and its ticket waits for 
         wait(exchange({{{0, second.data(), kBytes}}, {{0, exchanged.data(), kBytes}}}, one.comm, {}), one.comm, {});
         launch_copy({third.data(), exchanged.data()});
         // The caller's stream comes first: its copy must wait for the program's stream.
-        check_cuda(cudaStreamSynchronize(nullptr), "synchronize");
+        check_cuda(cudaStreamSynchronize(cuda_stream({})), "synchronize");
         CHECK(all_are(copy, 3));
         CHECK(all_are(second, 3));
         CHECK(all_are(third, 3));
@@ -161,7 +161,7 @@ TEST_CASE("a collective that waits for other ranks does not block the caller's s
     all_gather(values.data(), values.data(), kBytes, one.comm, {});
     launch_set({other.data(), 2});
     const Event done = make_event(cudaEventDisableTiming);
-    check_cuda(cudaEventRecord(done.get()), "record");
+    check_cuda(cudaEventRecord(done.get(), cuda_stream({})), "record");
     int asked = 0;
     while (asked < 100 && !has_happened(done.get(), "the caller's kernel")) asked++;
     CHECK(asked < 100);
@@ -195,7 +195,7 @@ TEST_CASE("a stream that does not wait for its ticket reads too early", "[simt][
         else
             all_gather(out.data(), inp.data(), kBytes, one.comm, {});
         launch_copy({copy.data(), out.data()});
-        check_cuda(cudaStreamSynchronize(nullptr), "synchronize");
+        check_cuda(cudaStreamSynchronize(cuda_stream({})), "synchronize");
         CHECK(!all_are(copy, 3));
         drain(one.comm);
         CHECK(all_are(out, 3));
@@ -316,5 +316,5 @@ TEST_CASE("the host does not wait forever for work that stalls on the device", "
     wait(ticket, one.comm, {});
     drain(one.comm);  // returns after the deadline, so that work waiting for the ticket continues
     CHECK(simt::nccl_comms() == 0);
-    check_cuda(cudaStreamSynchronize(nullptr), "synchronize");
+    check_cuda(cudaStreamSynchronize(cuda_stream({})), "synchronize");
 }

@@ -102,10 +102,10 @@ TEST_CASE("a shuffle or vote with an inactive lane", "[simt]") {
 
 TEST_CASE("a fault reports kernel, block and thread, and fails the call that waits", "[simt]") {
     launch(trap_kernel, {.name = "trapped", .blocks = dim3(1), .threads = 32}, Stream(), Planted{nullptr, true});
-    REQUIRE(cudaStreamSynchronize(nullptr) == cudaErrorLaunchFailure);
+    REQUIRE(cudaStreamSynchronize(cuda_stream({})) == cudaErrorLaunchFailure);
     CHECK(std::string(cudaGetErrorString(cudaErrorLaunchFailure)) ==
           "trapped: block (0, 0, 0), thread (3, 0, 0): __trap");
-    CHECK(cudaStreamSynchronize(nullptr) == cudaSuccess);
+    CHECK(cudaStreamSynchronize(cuda_stream({})) == cudaSuccess);
 }
 
 namespace {

@@ -26,7 +26,7 @@ std::string access_faults(int write_at, int read_at, bool freed = false) {
     DeviceArray<float> out(kCount);
     float* inp;
     check_cuda(cudaMalloc(&inp, kCount * 4), "cudaMalloc");
-    check_cuda(cudaMemset(inp, 0, kCount * 4), "cudaMemset");
+    check_cuda(cudaMemsetAsync(inp, 0, kCount * 4, cuda_stream({})), "cudaMemset");
     if (freed) check_cuda(cudaFree(inp), "cudaFree");
     std::string found = sentences(faults_of(access_kernel, {.name = "access", .blocks = dim3(1), .threads = 32},
                                             {out.data(), inp, write_at, read_at}));

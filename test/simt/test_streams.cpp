@@ -42,7 +42,7 @@ void launch_add(const Add& op, cudaStream_t stream) {
 TEST_CASE("work is carried out late, in the order of its stream", "[simt]") {
     DeviceArray<float> x(std::vector<float>{1});
     float host = 5;
-    check_cuda(cudaMemcpyAsync(x.data(), &host, 4, cudaMemcpyHostToDevice), "copy");
+    check_cuda(cudaMemcpyAsync(x.data(), &host, 4, cudaMemcpyHostToDevice, cuda_stream({})), "copy");
     launch_add({x.data(), x.data(), 1}, nullptr);
     host = 7;  // too early: the copy has not run
     const std::string faults = sentences(simt::take_faults());
@@ -88,7 +88,7 @@ TEST_CASE("streams advance while the host waits for another process", "[simt]") 
     }
 }
 
-// CUDA's legacy stream, which launch() uses by default, and streams created without cudaStreamNonBlocking.
+// CUDA's legacy stream, and streams created without cudaStreamNonBlocking.
 TEST_CASE("the legacy stream waits for blocking streams, and they for it", "[simt]") {
     cudaStream_t blocking = nullptr;
     check_cuda(cudaStreamCreate(&blocking), "create");
@@ -97,17 +97,19 @@ TEST_CASE("the legacy stream waits for blocking streams, and they for it", "[sim
         for (bool legacy_first : {true, false}) {
             if (other != blocking && (simt::options().seed || simt::tsan())) continue;  // depends on chance
             DeviceArray<float> x(std::vector<float>{1}), y(std::vector<float>{1});
-            const cudaStream_t first = legacy_first ? nullptr : other, second = legacy_first ? other : nullptr;
+            const cudaStream_t first = legacy_first ? cudaStreamLegacy : other,
+                               second = legacy_first ? other : cudaStreamLegacy;
             launch_add({x.data(), x.data(), 1}, first);
             launch_add({y.data(), x.data(), 10}, second);
-            simt::run_stream(second ? second : simt::default_stream());
+            check_cuda(cudaStreamSynchronize(second), "synchronize");
             CHECK(sentences(simt::take_faults()) == "");
             CHECK(y.fetch()[0] == (other == blocking ? 12 : 11));
         }
     // Destroyed streams and events block nothing.
     DeviceArray<float> x(std::vector<float>{1});
     launch_add({x.data(), x.data(), 1}, blocking);
-    launch_add({x.data(), x.data(), 1}, nullptr);
+    launch_add({x.data(), x.data(), 1}, cudaStreamLegacy);
+    check_cuda(cudaStreamSynchronize(cudaStreamLegacy), "synchronize");
     check_cuda(cudaStreamDestroy(blocking), "destroy");
     CHECK(x.fetch()[0] == 3);
 }
@@ -145,7 +147,7 @@ TEST_CASE("debug_sync waits for each launch", "[simt]") {
     DeviceArray<float> x(std::vector<float>{1});
     debug_sync() = true;
     launch_add({x.data(), x.data(), 1}, nullptr);
-    CHECK(cudaStreamQuery(nullptr) == cudaSuccess);
+    CHECK(cudaStreamQuery(cuda_stream({})) == cudaSuccess);
     debug_sync() = false;
     CHECK(x.fetch()[0] == 2);
 }

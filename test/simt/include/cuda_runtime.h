@@ -88,6 +88,7 @@ template <class T> cudaError_t cudaMallocHost(T** memory, size_t bytes) {
 
 // ---- streams and events ----
 
+#define cudaStreamLegacy reinterpret_cast<cudaStream_t>(1)
 inline constexpr unsigned cudaStreamNonBlocking = 1, cudaEventDefault = 0, cudaEventDisableTiming = 2;
 cudaError_t cudaStreamCreate(cudaStream_t* stream);
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags);
