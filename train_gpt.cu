@@ -60,6 +60,7 @@ int main(int argc, char** argv) {
             configure_device({.local_rank = environment.local_rank,
                               .tf32 = config.device.tf32,
                               .gelu_epilogue = config.device.gelu_epilogue,
+                              .graphs = config.device.graphs,
                               .debug_sync = config.device.debug_sync});
             progress.begin(start.checkpoint ? "loading the checkpoint" : "preparing the model");
             TrainingRun run(config, ranks, std::move(dataset), std::move(questions), start, progress);

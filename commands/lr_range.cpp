@@ -155,6 +155,7 @@ void run_test(const Options& options, const std::string& revision) {
         configure_device({.local_rank = environment.local_rank,
                           .tf32 = config.device.tf32,
                           .gelu_epilogue = config.device.gelu_epilogue,
+                          .graphs = config.device.graphs,
                           .debug_sync = config.device.debug_sync});
         TrainingRun run(config, ranks, std::move(dataset), {}, start, progress);
         check_first_tokens(run);

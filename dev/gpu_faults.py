@@ -8,6 +8,9 @@ OPTIMIZER, GRAD_NORM = CUDA + "optimizer.cu", CUDA + "grad_norm.cu"
 GENERAL, COMM, DEVICE, FILL = (CUDA + name for name in ("attention/attention_general.cuh", "comm_nccl.cu", "device.cu",
                                                         "fill.cu"))
 
+RECORDING, GPT = CUDA + "recording.cu", "model/gpt.cpp"
+RAMPS, GRAPH_RANKS = (f"simulated: test_graphs.Graphs.{name}" for name in ("test_ramps", "test_ranks"))
+
 FAULTS = [
     # ---- the seven of the review
     (TOTALS, "the last kernel is launched with more threads than its bound",
@@ -85,4 +88,34 @@ FAULTS = [
      "ptx_text"),
     (HOPPER, "mapa has block and address exchanged", '"mapa.shared::cluster.u32 %0, %1, %2;"',
      '"mapa.shared::cluster.u32 %0, %2, %1;"', "ptx_text"),
+    # ---- the program's stream, its copies and recorded work
+    (CUDA + "launch.cuh", "a null handle is the legacy stream", "static_cast<cudaStream_t>(stream.handle) : own;",
+     "static_cast<cudaStream_t>(stream.handle) : nullptr;", "test_simt: the program's stream*"),
+    (DEVICE, "the ring's bytes are used before their copy has finished",
+     "while (std::ranges::any_of(in_flight_, overlaps))", "while (false && std::ranges::any_of(in_flight_, overlaps))",
+     "test_simt: data copied*"),
+    (DEVICE, "the ring has place for four copies", "next_ = end;", "next_ = begin + kRingBytes / 4;",
+     "test_simt: the host does not wait*"),
+    (RECORDING, "the first call is recorded", "        return queue();\n    }\n    if (!graph_->",
+     "    }\n    if (!graph_->", "test_simt: a recording calls*"),
+    (RECORDING, "each call is recorded", "if (!graph_->executable) graph_", "graph_", "test_simt: a recording calls*"),
+    (RECORDING, "a recorded call is not launched", "    ProfilerRange range(\"graph\");\n",
+     "    static int calls = 0;\n    if (calls++ == 0) return;\n    ProfilerRange range(\"graph\");\n",
+     "test_simt: a recording calls*"),
+    (RECORDING, "a failed recording does not end the capture",
+     "        cudaStreamEndCapture(stream, &graph);\n        if", "        if", "test_simt: the function's own*"),
+    (GPT, "passes of all lengths share a recording", ".seq_len = s.step.seq_len,", ".seq_len = 0,", RAMPS),
+    (GPT, "passes with any scale share a recording", ".grad_scale = s.step.grad_scale,", ".grad_scale = 0,", RAMPS),
+    (GPT, "all backward passes share a recording", "? 0 : gradient_place(s, pass.micro_step)};", "? 0 : 0};",
+     "simulated: test_graphs.Graphs.test_micro_steps"),
+    (GPT, "measured passes are replayed", "if (is_measured || !is_recordable(s, pass))", "if (!is_recordable(s, pass))",
+     "simulated: test_graphs.Graphs.test_passes_that_the_host_reads"),
+    (GPT, "passes with collectives are recorded", "(o.ranks == 1 || is_between)", "true", GRAPH_RANKS),
+    (GPT, "the gradients' pieces of ZeRO 2 are replayed", "o.keeps_whole_parameters() && o.keeps_whole_gradients()",
+     "o.keeps_whole_parameters()", GRAPH_RANKS),
+    ("model/sharding.cpp", "the sums of micro-steps 1 and 2 go to the same places",
+     "64 * std::popcount(index) + std::countr_one(index)", "64 * std::popcount(index)",
+     "simulated: test_graphs.Graphs.test_the_deterministic_sum"),
+    ("model/sharding.cpp", "each pass waits for the parameters again",
+     "std::exchange(s.param_ready[size_t(bucket)], {})", "s.param_ready[size_t(bucket)]", GRAPH_RANKS),
 ]

@@ -5,12 +5,14 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
-// An ordered queue of work. A null handle is the program's own stream. The CPU has only this one and ignores the handle.
+// An ordered queue of work. A null handle is the program's own stream. The CPU has only this one and ignores the
+// handle.
 struct Stream {
     void* handle = nullptr;
 };
@@ -37,7 +39,8 @@ struct DeviceSettings {
     int local_rank = 0;          // index among the ranks of this machine: chooses the GPU
     bool tf32 = false;           // fp32 products may round their operands to TF32
     bool gelu_epilogue = false;  // the library's GEMM may apply gelu_new to its sums before they are rounded
-    bool debug_sync = false;     // wait after each kernel, so that an error names the failing kernel
+    bool graphs = true;          // replay recordings
+    bool debug_sync = false;     // wait after each kernel, so that an error names the failing kernel; no recordings
 };
 
 // Call once, before any allocation. Fails with Exit::os if the device cannot be used.
@@ -64,6 +67,19 @@ void copy_rows_on_device(void* to, size_t to_step, const void* from, size_t from
 
 // Waits until all work on the stream has finished.
 void synchronize(Stream stream);
+
+// Work that is queued many times with the same arguments.
+class Recording {
+public:
+    // Queues the work of `queue`, which may only queue ops and copies within device memory on the stream, with
+    // arguments that are the same in every call. The first call runs it, so that the ops allocate what they need. A GPU
+    // records the second call and replays the recording later, without calling `queue`. The CPU always calls it.
+    void run(Stream stream, const std::function<void()>& queue);
+
+private:
+    struct Graph;
+    std::shared_ptr<Graph> graph_;  // type defined by the implementation; null before the first call
+};
 
 // Measures the time of a stream between start() and stop() with the device's clock: from the end of all work queued
 // before start() to the end of all work queued before stop(). The host does not wait.

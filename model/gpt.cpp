@@ -1,6 +1,7 @@
 #include "model/gpt.h"
 
 #include <algorithm>
+#include <functional>
 #include <map>
 
 #include "kernels/base/check.h"
@@ -201,18 +202,49 @@ void Gpt::load(const int* tokens, const int* targets) {
     input.dropout = dropout_of(s, micro_step, input.dropout_keys);
 }
 
+// Queues the work of a pass.
+static void queue_pass(GptState& s, const Pass& pass, const Pass* next, bool is_measured) {
+    StagePass place = stage_pass(s, layer_context(s, step_sizes(s)), pass.chunk, pass.micro_step);
+    place.x.dropout = place.input.dropout;
+    switch (pass.kind) {
+        case Pass::forward: return forward_part(s, place, next, is_measured);
+        case Pass::backward: return backward_part(s, place, next);
+        case Pass::weights: return weights_part(s, place, next);
+    }
+}
+
+// Whether the pass is only work on the device: without collectives, a host that reads results, or a trace. Collectives
+// start in the step's last micro-step, and the first micro-step waits for the parameters of the last update.
+static bool is_recordable(const GptState& s, const Pass& pass) {
+    const GptOptions& o = s.options;
+    const bool is_between = 0 < pass.micro_step && pass.micro_step + 1 < s.step.micro_steps;
+    return !s.stream.trace && o.pipeline.size == 1 && o.tensor_parallel.size == 1 && o.context.size == 1 &&
+           o.keeps_whole_parameters() && o.keeps_whole_gradients() && (o.ranks == 1 || is_between);
+}
+
 static void compute_pass(GptState& s, const Pass& pass, const Pass* next) {
     static constexpr const char* kNames[] = {"forward", "backward", "weights"};
     const HostSpan span(s.stream.trace, kNames[pass.kind]);
-    StagePass place = stage_pass(s, layer_context(s, step_sizes(s)), pass.chunk, pass.micro_step);
-    place.x.dropout = place.input.dropout;
-    if (pass.kind == Pass::weights) return weights_part(s, place, next);
-    if (pass.kind == Pass::forward) {
-        const bool is_measured = s.step.measure && pass.micro_step + 1 == s.step.micro_steps;
-        if (is_measured) s.residual_rms.resize(2 * s.weights.block.size() + 1);
-        return forward_part(s, place, next, is_measured);
+    const bool is_last = pass.micro_step + 1 == s.step.micro_steps;
+    const bool is_measured = pass.kind == Pass::forward && s.step.measure && is_last;
+    if (is_measured) s.residual_rms.resize(2 * s.weights.block.size() + 1);
+    if (is_measured || !is_recordable(s, pass)) {
+        queue_pass(s, pass, next, is_measured);
+    } else {
+        const PassKey key{.kind = pass.kind,
+                          .seq_len = s.step.seq_len,
+                          .grad_scale = s.step.grad_scale,
+                          .drops = s.drops,
+                          .place = pass.kind == Pass::forward ? 0 : gradient_place(s, pass.micro_step)};
+        const auto queue = [&] { queue_pass(s, pass, next, false); };
+        s.recordings[key].run(s.stream, std::ref(queue));  // a copy would allocate
     }
-    backward_part(s, place, next);
+    if (pass.kind == Pass::forward) return;
+    const int index = s.micro_steps_done[size_t(pass.chunk)];
+    count_micro_step(s, pass.kind, pass.chunk);
+    if (pass.kind != Pass::backward) return;
+    if (s.layout.has_output() && pass.chunk + 1 == s.options.pipeline.chunks)
+        copy_on_device(s.sums + step_sums(s).loss(s.options.rank, index), s.loss_sum, sizeof(double), s.stream);
     if (s.step.measure_first && pass.micro_step == 0) s.first_norm_squared = gradients_squared(s);
 }
 

@@ -87,9 +87,9 @@ double batch_loss(Gpt& gpt, const int* tokens, const int* targets, float* losses
     if (losses) std::fill_n(losses, sizes.rows(), 0.0f);
     if (!s.layout.has_output()) return 0;
     load_targets(s, s.inputs[0], sizes, targets);
-    loss_forward_backward(s, stage_pass(s, x, s.options.pipeline.chunks - 1, 0), 0, nullptr);
+    loss_forward_backward(s, stage_pass(s, x, s.options.pipeline.chunks - 1, 0), nullptr);
     double loss_sum = 0;
-    copy_to_host(&loss_sum, s.sums + step_sums(s).loss(s.options.rank, 0), sizeof(loss_sum), s.stream);
+    copy_to_host(&loss_sum, s.loss_sum, sizeof(loss_sum), s.stream);
     for (int b = 0; losses && b < x.batch; b++)
         copy_to_host(losses + s.options.context.first_row(sizes, b),
                      s.acts[0].loss.view.as<float>() + size_t(b) * size_t(x.seq_len), size_t(x.seq_len) * sizeof(float),

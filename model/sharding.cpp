@@ -1,6 +1,7 @@
 #include "model/sharding.h"
 
 #include <bit>
+#include <utility>
 
 #include "kernels/base/check.h"
 #include "kernels/numeric.h"
@@ -57,10 +58,10 @@ void prefetch_params(GptState& s, int bucket) {
 
 void wait_params(GptState& s, int bucket) {
     if (!s.options.is_sharded()) return;
+    if (s.options.keeps_whole_parameters())
+        return wait(std::exchange(s.param_ready[size_t(bucket)], {}), s.comms.data, s.stream);
     prefetch_params(s, bucket);
-    const bool whole = s.options.keeps_whole_parameters();
-    wait(whole ? s.param_ready[size_t(bucket)] : s.param_slot[slot_of(s.layout, bucket)].ticket, s.comms.data,
-         s.stream);
+    wait(s.param_slot[slot_of(s.layout, bucket)].ticket, s.comms.data, s.stream);
 }
 
 void begin_grads(GptState& s, int bucket) {
@@ -170,7 +171,7 @@ void merge_levels(GptState& s, int top, int times, const FlatRange& range) {
 }  // namespace
 
 void end_micro_step(GptState& s, Pass::Kind kind, int chunk) {
-    const unsigned index = unsigned(micro_steps_done(s, kind, chunk)++);
+    const unsigned index = unsigned(micro_steps_done(s, kind, chunk));
     if (!s.options.deterministic_reduce) return;
     const FlatRange& own = s.layout.chunks[size_t(chunk)];
     if (kind == Pass::backward) sum_in_group(s, s.levels[size_t(std::popcount(index))], own);
@@ -181,6 +182,13 @@ void end_micro_step(GptState& s, Pass::Kind kind, int chunk) {
     if (!s.options.pipeline.defers_weights()) return merge(own);
     for (const Tensor& tensor : s.layout.tensors)
         if (tensor.row->is_linear() == (kind == Pass::weights)) merge({tensor.begin, tensor.begin + tensor.count});
+}
+
+void count_micro_step(GptState& s, Pass::Kind kind, int chunk) { micro_steps_done(s, kind, chunk)++; }
+
+int gradient_place(const GptState& s, int micro_step) {
+    const unsigned index = unsigned(micro_step);
+    return s.options.deterministic_reduce ? 64 * std::popcount(index) + std::countr_one(index) : index > 0;
 }
 
 namespace {

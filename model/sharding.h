@@ -31,9 +31,13 @@ void end_grads(GptState& s, int bucket, const MicroStep& micro);
 void wait_shards(GptState& s);
 
 // Call before and after the backward pass of a micro-step over one of the rank's parts of the layers, and its pass of
-// weights.
+// weights. count_micro_step() follows, also after a replayed pass.
 MicroStep begin_micro_step(GptState& s, Pass::Kind kind, int chunk);
 void end_micro_step(GptState& s, Pass::Kind kind, int chunk);
+void count_micro_step(GptState& s, Pass::Kind kind, int chunk);
+
+// Returns a number that is the same for micro-steps whose gradients go to the same places in the same way.
+int gradient_place(const GptState& s, int micro_step);
 
 // After this call own_grad holds the sums over all ranks and micro-steps for work queued on the stream.
 void finish_grads(GptState& s);

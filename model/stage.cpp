@@ -165,7 +165,7 @@ void forward_part(GptState& s, const StagePass& pass, const Pass* next, bool is_
     if (is_measured) measure_residual(s, acts.norm_f, 2 * size_t(end));
 }
 
-void loss_forward_backward(GptState& s, const StagePass& pass, int index, View dinp) {
+void loss_forward_backward(GptState& s, const StagePass& pass, View dinp) {
     const GptActivations& acts = pass.acts;
     wait_params(s, s.layout.bucket_of_head());
     head_forward_backward(pass.x, head_weights(s), acts.norm_f.out, s.options.head_rows,
@@ -177,10 +177,7 @@ void loss_forward_backward(GptState& s, const StagePass& pass, int index, View d
                            .z_loss = s.options.z_loss,
                            .dinp = dinp});
     run(s.stream, ops::loss_sum,
-        {.out = s.sums + step_sums(s).loss(s.options.rank, index),
-         .loss = acts.loss.view.as<float>(),
-         .rows = pass.x.rows,
-         .accumulate = false});
+        {.out = s.loss_sum, .loss = acts.loss.view.as<float>(), .rows = pass.x.rows, .accumulate = false});
 }
 
 namespace {
@@ -193,7 +190,7 @@ void backward_output(GptState& s, const StagePass& pass, const MicroStep& micro,
     const View dnorm = acts.dbranch.view;
     const std::vector<int>& buckets = s.layout.output_buckets;
     for (const int bucket : buckets) begin_grads(s, bucket);
-    loss_forward_backward(s, pass, micro.index, dnorm);
+    loss_forward_backward(s, pass, dnorm);
     residual_norm_backward(pass.x, s.weights.norm_f, acts.residual_f, acts.norm_f, dnorm, dresidual, false);
     for (const int bucket : buckets)
         if (!is_in(s.layout.input_buckets, bucket)) end_grads(s, bucket, micro);

@@ -51,6 +51,6 @@ void forward_model(GptState& s, const LayerContext& x);
 // Sums the values over the ranks of a communicator, through GptState::sums.
 void sum_over(GptState& s, const Comm& comm, std::span<double> values);
 
-// Runs the head on the output of the last part's forward pass; writes the sum of the losses to this rank's entry of
-// micro-step `index`. With `dinp`, also computes the gradients of the head's weight and of the input.
-void loss_forward_backward(GptState& s, const StagePass& pass, int index, View dinp);
+// Runs the head on the output of the last part's forward pass; writes GptState::loss_sum. With `dinp`, also computes
+// the gradients of the head's weight and of the input.
+void loss_forward_backward(GptState& s, const StagePass& pass, View dinp);

@@ -374,6 +374,7 @@ GptState place_state(const GptOptions& options, Arena& arena) {
         s.places = arena.take<ops::AttentionDecode::Place>("control", "places", sequences);
         s.positions = arena.take<int>("control", "positions", sequences);
     }
+    s.loss_sum = arena.take<double>("control", "loss_sum", 1);
     s.sums = arena.take<double>("control", "sums", step_sums(s).count());
     s.loss_scale = arena.take<float>("control", "loss_scale", 1);
     return s;

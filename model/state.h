@@ -1,6 +1,8 @@
 // The implementation of Gpt: the state of one rank and its layout in memory. Only model/ includes this.
 #pragma once
 
+#include <map>
+
 #include "kernels/base/dropout.h"
 #include "kernels/base/exact_squares.h"
 #include "kernels/device.h"
@@ -57,6 +59,16 @@ inline int slot_of(const TensorLayout& layout, int bucket) {
     return bucket == layout.bucket_of_head() ? kSlots - 1 : 1 + bucket % 2;
 }
 
+// The variables of a pass. Everything else that its work depends on is in device memory or constant in a run.
+struct PassKey {
+    Pass::Kind kind;
+    int seq_len;
+    float grad_scale;
+    bool drops;
+    int place;  // of its gradients: see gradient_place()
+    auto operator<=>(const PassKey&) const = default;
+};
+
 // "Owned" arrays hold this rank's part: its shards with options.is_sharded(), else everything.
 struct GptState {
     GptOptions options;
@@ -88,7 +100,8 @@ struct GptState {
     std::vector<LayerRange> layers;      // of each of the rank's parts
     std::vector<Pass> passes;            // this step's
     size_t next_pass = 0;
-    StageChannel activations, gradients;  // between stages
+    std::map<PassKey, Recording> recordings;  // of passes
+    StageChannel activations, gradients;      // between stages
 
     float* rope_table = nullptr;      // (T, rotary / 2, 2); null without RoPE
     std::vector<int> host_first_key;  // (B, T), of the last input; empty without a document mask
@@ -112,6 +125,7 @@ struct GptState {
     ops::Chunk* update_chunks = nullptr;  // the chunks that this rank updates
     std::vector<ops::UpdateScalars> host_update_scalars;
     ops::UpdateScalars* update_scalars = nullptr;  // (groups), this step's
+    double* loss_sum = nullptr;                    // (1), of the last backward pass or evaluated batch
     double* sums = nullptr;                        // summed over ranks once a step: see StepSums
     std::vector<double> host_sums;                 // the host's copy
     std::vector<std::byte> host_logits;            // the rows of logits_of_rows()

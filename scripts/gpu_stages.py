@@ -56,7 +56,8 @@ def bench(place, stage, seconds):
     figures, measured = place.figures(stage), place.work / "roofs.json"
     command = [place.program("bench_cuda"), "bf16", "--workload", stage.workload, "--json", figures]
     if stage.name.startswith("step_"):
-        return [*command, "--steps-only", "--batch", str(stage.batch)]
+        queued = ["--no-graphs"] if stage.name.endswith("_queued") else []
+        return [*command, "--steps-only", *queued, "--batch", str(stage.batch)]
     return [*command, "--ops-only"] + (["--roofs-from", measured] if measured.exists() else [])
 
 
@@ -212,6 +213,9 @@ def measure(workloads):
     def ops_and_products(keys):
         return [key for key in keys if WORKLOADS[key].has_ops]
 
+    def without_graphs(share, keys):
+        return [Stage(f"step_{key}_queued", share, ("bench_cuda",), bench, read_step, workload=key) for key in keys]
+
     large = ops_and_products(rest)
     return [*(probe_stage(group, 5) for group in FIRST_PROBES),
             Stage("roofs", 15, ("bench_cuda",), roofs, read_roofs),
@@ -220,13 +224,14 @@ def measure(workloads):
             *steps(20, first),
             *stages("matmul", 45, "bench_matmul_cuda", matmul, read_matmul),
             *steps(30, rest),
-            *stages("ncu", 60, "bench_cuda", profiled_ops, read_ncu),
+            *stages("ncu", 54, "bench_cuda", profiled_ops, read_ncu),
             *stages("trainer", 40, "train_gpt", trainer, read_trainer,
                     keys=[key for key in first if WORKLOADS[key].config]),
             *stages("ops", 20, "bench_cuda", bench, read_ops, keys=large),
             *other_batches(20, first),
-            *stages("matmul", 45, "bench_matmul_cuda", matmul, read_matmul, keys=large),
-            *other_batches(25, rest),
+            *without_graphs(12, first),
+            *stages("matmul", 42, "bench_matmul_cuda", matmul, read_matmul, keys=large),
+            *other_batches(22, rest),
             *peers("measure", 48, workloads)]
 
 

@@ -194,6 +194,7 @@ std::string gpu_name() { return current_device().name; }
 void configure_device(const DeviceSettings& settings) {
     require_usable_device_once();
     debug_sync() = settings.debug_sync;
+    graphs_are_on() = settings.graphs && !settings.debug_sync;
     matmul_settings() = {.tf32 = settings.tf32, .gelu_epilogue = settings.gelu_epilogue};
 }
 

@@ -70,6 +70,12 @@ inline bool& debug_sync() {
     return on;
 }
 
+// Whether to record and replay work. Set it once, before the first recording.
+inline bool& graphs_are_on() {
+    static bool on = true;
+    return on;
+}
+
 // A range with the op's name in the profiler's timeline.
 class ProfilerRange {
 public:

@@ -67,6 +67,24 @@ TEST_CASE("a copy on the device writes its destination and nothing else", "[devi
     }
 }
 
+TEST_CASE("recorded work is carried out in every call", "[device]") {
+    DeviceBuffer sum(sizeof(float)), term(2 * sizeof(float));
+    Recording recording;
+    float total = 0;
+    for (int i = 1; i <= 5; i++) {
+        const float value = float(i);
+        copy_to_device(term.data(), &value, sizeof(float), Stream());
+        recording.run(Stream(), [&] {
+            ops::add({.out = View(sum.data(), Dtype::fp32), .inp = ConstView(term.data(), Dtype::fp32), .count = 1},
+                     Stream());
+            copy_on_device(static_cast<float*>(term.data()) + 1, sum.data(), sizeof(float), Stream());
+        });
+        copy_to_host(&total, static_cast<float*>(term.data()) + 1, sizeof(float), Stream());
+        synchronize(Stream());
+        CHECK(total == float(i * (i + 1) / 2));
+    }
+}
+
 // From the end of each row of the source to the end of each row of the target.
 TEST_CASE("rows are copied", "[device]") {
     struct Case {

@@ -176,7 +176,7 @@ TEMPLATE_TEST_CASE("attention with windows, documents and soft caps", "[ops]", f
 }
 
 // Shared and separate keys, every kernel size, sequences of one key, of more than all warps process at a time, and of
-// up to four parts, of which a window and a document hide the first.
+// up to four parts. A window or a document hides the first part.
 TEMPLATE_TEST_CASE("attention_decode", "[ops]", float, bf16, fp16) {
     for (const Shape& shape :
          {Shape{4, 37, 2, 2, 64, 1}, Shape{3, 9, 3, 1, 80, 16}, Shape{2, 1, 1, 1, 16, 1}, Shape{3, 50, 6, 2, 9, 1},

@@ -53,6 +53,13 @@ cudaStream_t or_default(cudaStream_t stream) {
     return stream && stream != cudaStreamLegacy ? stream : simt::default_stream();
 }
 
+// For calls that are not permitted during a capture; they invalidate it.
+cudaError_t refused_in_capture() {
+    if (!simt::capture().stream) return cudaSuccess;
+    simt::capture().graph->is_valid = false;
+    return result(cudaErrorStreamCaptureUnsupported);
+}
+
 // Memory may be freed between the queueing of a copy and its execution.
 bool is_copyable(const void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
     const bool to_device = simt::is_device_memory(to, bytes), from_device = simt::is_device_memory(from, bytes);
@@ -81,6 +88,8 @@ const char* cudaGetErrorName(cudaError_t error) {
         case cudaErrorNotReady: return "cudaErrorNotReady";
         case cudaErrorLaunchOutOfResources: return "cudaErrorLaunchOutOfResources";
         case cudaErrorLaunchFailure: return "cudaErrorLaunchFailure";
+        case cudaErrorStreamCaptureUnsupported: return "cudaErrorStreamCaptureUnsupported";
+        case cudaErrorStreamCaptureInvalidated: return "cudaErrorStreamCaptureInvalidated";
         case cudaErrorUnknown: break;
     }
     return "cudaErrorUnknown";
@@ -99,6 +108,8 @@ const char* cudaGetErrorString(cudaError_t error) {
         case cudaErrorNotReady: return "device not ready";
         case cudaErrorLaunchOutOfResources: return "too many resources requested for launch";
         case cudaErrorLaunchFailure: return runtime().failure.c_str();
+        case cudaErrorStreamCaptureUnsupported: return "operation not permitted when stream is capturing";
+        case cudaErrorStreamCaptureInvalidated: return "operation failed due to a previous error during capture";
         case cudaErrorUnknown: break;
     }
     return "unknown error";
@@ -108,23 +119,27 @@ cudaError_t cudaGetLastError() { return std::exchange(runtime().last_error, cuda
 cudaError_t cudaPeekAtLastError() { return runtime().last_error; }
 
 cudaError_t cudaMalloc(void** memory, size_t bytes) {
+    if (const cudaError_t refused = refused_in_capture()) return refused;
     *memory = simt::allocate_device(bytes);
     return result(*memory || bytes == 0 ? cudaSuccess : cudaErrorMemoryAllocation);
 }
 
 // Waits for the device, like the real one.
 cudaError_t cudaFree(void* memory) {
+    if (const cudaError_t refused = refused_in_capture()) return refused;
     simt::run_all_streams();
     return result(!memory || simt::free_device(memory) ? cudaSuccess : cudaErrorInvalidDevicePointer);
 }
 
 cudaError_t cudaMallocHost(void** memory, size_t bytes) {
+    if (const cudaError_t refused = refused_in_capture()) return refused;
     *memory = std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
     if (*memory) simt::allow_on_device(*memory, bytes);
     return result(*memory ? cudaSuccess : cudaErrorMemoryAllocation);
 }
 
 cudaError_t cudaFreeHost(void* memory) {
+    if (const cudaError_t refused = refused_in_capture()) return refused;
     simt::run_all_streams();
     simt::forbid_on_device(memory);
     std::free(memory);
@@ -140,6 +155,7 @@ cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total_bytes) {
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream) {
     if (bytes == 0) return cudaSuccess;
     if (!is_copyable(to, from, bytes, kind)) return result(cudaErrorInvalidValue);
+    if (kind != cudaMemcpyDeviceToDevice && or_default(stream) == simt::capture().stream) return refused_in_capture();
     simt::queue_work(or_default(stream), [=] {
         if (is_copyable(to, from, bytes, kind))
             std::memcpy(simt::on_device(to), simt::on_device(from), bytes);
@@ -191,6 +207,7 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
 }
 
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+    if (const cudaError_t refused = refused_in_capture()) return refused;
     simt::run_stream(or_default(stream));
     return result_of_work();
 }
@@ -222,12 +239,14 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
 }
 
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+    if (const cudaError_t refused = refused_in_capture()) return refused;
     simt::run_until_complete(event);
     return result_of_work();
 }
 
 // The device advances while the host polls.
 cudaError_t cudaEventQuery(cudaEvent_t event) {
+    if (const cudaError_t refused = refused_in_capture()) return refused;
     if (event->completed == event->recorded) {
         simt::acquire_order(&event->order);
         return result_of_work();
@@ -244,6 +263,7 @@ cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t start, cudaEvent_t end) 
 }
 
 cudaError_t cudaDeviceSynchronize() {
+    if (const cudaError_t refused = refused_in_capture()) return refused;
     simt::run_all_streams();
     return result_of_work();
 }
@@ -329,6 +349,58 @@ cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* ke
         allowed == runtime().dynamic_shared_bytes.end() ? kDefaultSharedBytes : allowed->second;
     return cudaSuccess;
 }
+
+// ---- graphs ----
+
+// Printed on stderr at the end of the program if the environment has SIMULATED_GRAPHS.
+struct GraphCounts {
+    int recorded = 0, launched = 0;
+    ~GraphCounts() {
+        if (std::getenv("SIMULATED_GRAPHS"))
+            std::fprintf(stderr, "simulated GPU: %d graphs, launched %d times\n", recorded, launched);
+    }
+};
+
+static GraphCounts& graph_counts() {
+    static GraphCounts counts;
+    return counts;
+}
+
+cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
+    if (or_default(stream) == simt::default_stream() || simt::capture().stream)
+        return result(cudaErrorStreamCaptureUnsupported);
+    simt::capture() = {stream, std::make_unique<simt::Graph>()};
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
+    *graph = nullptr;
+    if (!stream || stream != simt::capture().stream) return result(cudaErrorInvalidValue);
+    simt::Capture ended = std::exchange(simt::capture(), {});
+    if (!ended.graph->is_valid) return result(cudaErrorStreamCaptureInvalidated);
+    *graph = ended.graph.release();
+    return cudaSuccess;
+}
+
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t* executable, cudaGraph_t graph, unsigned long long) {
+    *executable = new simt::Graph(*graph);
+    graph_counts().recorded++;
+    return cudaSuccess;
+}
+
+cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stream) {
+    for (const std::function<void()>& work : executable->work) simt::queue_work(or_default(stream), work);
+    graph_counts().launched++;
+    return cudaSuccess;
+}
+
+cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
+    delete graph;
+    return cudaSuccess;
+}
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t executable) { return cudaGraphDestroy(executable); }
+
+// ---- kernels ----
 
 int nvtxRangePushA(const char* name) {
     runtime().ranges.push_back(name);

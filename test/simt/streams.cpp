@@ -39,7 +39,18 @@ template <class Action> void in_order_of(Stream& stream, Action work) {
     __tsan_switch_to_fiber(back, 1);
 }
 
+// Whether the stream is captured, and takes the work.
+bool is_captured(Stream* stream, const Work& work) {
+    if (stream != capture().stream) return false;
+    if (work.run)
+        capture().graph->work.push_back(work.run);
+    else
+        capture().graph->is_valid = false;
+    return true;
+}
+
 void queue(Stream* stream, Work work) {
+    if (is_captured(stream, work)) return;
     work.host_order = std::make_shared<char>();
     release_order(work.host_order.get());
     for (const auto& other : streams())
@@ -130,6 +141,11 @@ void step_of_another() {
 
 }  // namespace
 
+Capture& capture() {
+    static Capture instance;
+    return instance;
+}
+
 Stream* default_stream() {
     static Stream* const stream = add_stream();
     return stream;
@@ -156,6 +172,7 @@ void queue_work(Stream* stream, std::function<void()> run) { queue(stream, {.run
 void queue_poll(Stream* stream, std::function<bool()> poll) { queue(stream, {.run = {}, .poll = std::move(poll)}); }
 
 void queue_record(Stream* stream, Event* event) {
+    if (is_captured(stream, {.run = {}})) return;
     event->stream = stream;
     queue(stream, {.run = {}, .recorded = event, .version = ++event->recorded});
 }

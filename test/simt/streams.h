@@ -39,6 +39,19 @@ struct Stream {
     char done_order = 0;
 };
 
+// Work that was recorded instead of carried out.
+struct Graph {
+    std::vector<std::function<void()>> work;
+    bool is_valid = true;
+};
+
+// The capture in progress. Stricter than a GPU: work may not wait for events, record them, or copy from or to the host.
+struct Capture {
+    Stream* stream = nullptr;  // null: none
+    std::unique_ptr<Graph> graph;
+};
+Capture& capture();
+
 struct Event {
     unsigned recorded = 0, completed = 0;
     Stream* stream = nullptr;  // the last stream that recorded it

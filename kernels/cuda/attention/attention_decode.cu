@@ -5,7 +5,7 @@
 // warp processes every kWarps-th key of the part; its lanes hold the columns lane + 32 i of the query, the key and the
 // sum of values. It loads kKeysAtOnce keys and their values before it uses the first, so that the loads overlap. Each
 // warp has an online softmax, and the block adds the warps' sums in order. If the cache has several parts, the sums go
-// to scratch, and combine_parts_kernel, grid (query heads, rows), adds those of a query in order. The queries of a
+// to scratch, and combine_parts_kernel, grid (query heads, rows), adds a query's sums in order. The queries of a
 // group read the same keys, all but the first from the L2 cache. Bytes: the visible keys and values, 4 head_size per
 // key and key-value head in 16 bits, and for each part and query head 8 head_size for its sums. FLOPs: 4 head_size per
 // key and query head, so the op is memory-bound. Numerics: all arithmetic is float; the order of sums depends only on

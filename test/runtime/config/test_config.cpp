@@ -421,6 +421,7 @@ TEST_CASE("options that do not change a resumed run's result are not in the dige
                                                     "model.family",
                                                     "train.recompute",
                                                     "train.check_replicas_every",
+                                                    "device.graphs",
                                                     "device.debug_sync",
                                                     "parallel.zero_stage",
                                                     "parallel.tensor",
