@@ -10,22 +10,23 @@ MICRO_STEPS, STEPS = 4, 4
 
 class Graphs(TrainerTest):
     def trained(self, *flags, graphs, **changes):
-        """Returns the records of the steps, the shards, and the numbers of graphs and of launches on the last rank."""
+        """Returns the records of the steps, the shards, and of the last rank the numbers of graphs, of launches, and of
+        graphs at a time."""
         changes = {"model_n_layer": 1, "train_max_steps": STEPS, "train_batch_size": 1, "train_precision": "bf16",
                    "train_total_batch_tokens": MICRO_STEPS * 20, **changes}
         run = subprocess.run([SIMULATED, self.write_config(device_graphs=graphs, **changes), "--fresh", *flags],
                              cwd=self.dir, check=True, timeout=200, capture_output=True, text=True,
                              env={**ENVIRONMENT, "SIMULATED_GRAPHS": "1"})
-        counts = re.findall(r"simulated GPU: (\d+) graphs, launched (\d+) times", run.stderr)
+        counts = re.findall(r"simulated GPU: (\d+) graphs, launched (\d+) times, at most (\d+) kept", run.stderr)
         shards = [path.read_bytes() for path in sorted(self.step_dir(STEPS).glob("shard_*.bin"))]
-        return self.records("run", "train"), shards, *map(int, counts[-1] if counts else (0, 0))
+        return self.records("run", "train"), shards, *map(int, counts[-1] if counts else (0, 0, 0))
 
-    def check(self, graphs, launches, *flags, **changes):
-        """Trains with graphs and without."""
+    def check(self, graphs, launches, *flags, most=None, **changes):
+        """Trains with graphs and without. `most`: of the graphs at a time; None: all."""
         queued = self.trained(*flags, graphs=False, **changes)
         replayed = self.trained(*flags, graphs=True, **changes)
-        self.assertEqual(queued[2:], (0, 0))
-        self.assertEqual(replayed[2:], (graphs, launches))
+        self.assertEqual(queued[2:], (0, 0, 0))
+        self.assertEqual(replayed[2:], (graphs, launches, graphs if most is None else most))
         self.assertEqual(replayed[:2], queued[:2])
 
     def test_micro_steps(self):
@@ -45,7 +46,7 @@ class Graphs(TrainerTest):
 
     def test_ramps(self):
         """A step of two micro-steps, one of four with short sequences, and two with whole ones: other scales."""
-        self.check(6, 1 + 3 + 7 + 1 + 2 + 5, train_seq_ramp=[{"until_step": 2, "seq_len": 10}],
+        self.check(6, 1 + 3 + 7 + 1 + 2 + 5, most=3, train_seq_ramp=[{"until_step": 2, "seq_len": 10}],
                    train_batch_ramp=[{"until_step": 1, "total_batch_tokens": 40}])
 
     def test_passes_that_the_host_reads(self):

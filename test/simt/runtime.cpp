@@ -2,6 +2,7 @@
 #include <cuda_runtime.h>
 #include <nvtx3/nvToolsExt.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -354,10 +355,11 @@ cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* ke
 
 // Printed on stderr at the end of the program if the environment has SIMULATED_GRAPHS.
 struct GraphCounts {
-    int recorded = 0, launched = 0;
+    int recorded = 0, launched = 0, kept = 0, most_kept = 0;
     ~GraphCounts() {
         if (std::getenv("SIMULATED_GRAPHS"))
-            std::fprintf(stderr, "simulated GPU: %d graphs, launched %d times\n", recorded, launched);
+            std::fprintf(stderr, "simulated GPU: %d graphs, launched %d times, at most %d kept\n", recorded, launched,
+                         most_kept);
     }
 };
 
@@ -384,7 +386,9 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
 
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t* executable, cudaGraph_t graph, unsigned long long) {
     *executable = new simt::Graph(*graph);
-    graph_counts().recorded++;
+    GraphCounts& counts = graph_counts();
+    counts.recorded++;
+    counts.most_kept = std::max(counts.most_kept, ++counts.kept);
     return cudaSuccess;
 }
 
@@ -398,7 +402,10 @@ cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
     delete graph;
     return cudaSuccess;
 }
-cudaError_t cudaGraphExecDestroy(cudaGraphExec_t executable) { return cudaGraphDestroy(executable); }
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t executable) {
+    graph_counts().kept--;
+    return cudaGraphDestroy(executable);
+}
 
 // ---- kernels ----
 

@@ -10,7 +10,7 @@
 
 struct MatmulSettings {
     bool tf32 = false;  // GEMMs of float storage round their operands to TF32 (10 fraction bits); sums are float
-    bool gelu_epilogue = false;  // see matmul.cu
+    bool gelu_epilogue = false;  // 16-bit GEMMs with a bias may apply gelu_new to their sums before they are rounded
 };
 MatmulSettings& matmul_settings();
 
