@@ -10,24 +10,25 @@ MICRO_STEPS, STEPS = 4, 4
 
 class Graphs(TrainerTest):
     def trained(self, *flags, graphs, **changes):
-        """Returns the records of the steps, the shards, and of the last rank the numbers of graphs, of launches, and of
-        graphs at a time."""
+        """Returns the records of the steps and the last shards, and of one rank the numbers of graphs, launches, graphs
+        at a time and waits of the host."""
         changes = {"model_n_layer": 1, "train_max_steps": STEPS, "train_batch_size": 1, "train_precision": "bf16",
                    "train_total_batch_tokens": MICRO_STEPS * 20, **changes}
         run = subprocess.run([SIMULATED, self.write_config(device_graphs=graphs, **changes), "--fresh", *flags],
                              cwd=self.dir, check=True, timeout=200, capture_output=True, text=True,
-                             env={**ENVIRONMENT, "SIMULATED_GRAPHS": "1"})
-        counts = re.findall(r"simulated GPU: (\d+) graphs, launched (\d+) times, at most (\d+) kept", run.stderr)
-        shards = [path.read_bytes() for path in sorted(self.step_dir(STEPS).glob("shard_*.bin"))]
-        return self.records("run", "train"), shards, *map(int, counts[-1] if counts else (0, 0, 0))
+                             env={**ENVIRONMENT, "SIMULATED_COUNTS": "1"})
+        counts = re.findall(r"simulated GPU: (\d+) graphs, launched (\d+) times, at most (\d+) kept; (\d+) waits",
+                            run.stderr)[-1]
+        shards = [path.read_bytes() for path in sorted(self.step_dir(changes["train_max_steps"]).glob("shard_*.bin"))]
+        return (self.records("run", "train"), shards), *map(int, counts)
 
     def check(self, graphs, launches, *flags, most=None, **changes):
         """Trains with graphs and without. `most`: of the graphs at a time; None: all."""
-        queued = self.trained(*flags, graphs=False, **changes)
-        replayed = self.trained(*flags, graphs=True, **changes)
-        self.assertEqual(queued[2:], (0, 0, 0))
-        self.assertEqual(replayed[2:], (graphs, launches, graphs if most is None else most))
-        self.assertEqual(replayed[:2], queued[:2])
+        queued, *no_graphs, queued_waits = self.trained(*flags, graphs=False, **changes)
+        replayed, *counts, waits = self.trained(*flags, graphs=True, **changes)
+        self.assertEqual(no_graphs, [0, 0, 0])
+        self.assertEqual(counts, [graphs, launches, graphs if most is None else most])
+        self.assertEqual((replayed, waits), (queued, queued_waits))
 
     def test_micro_steps(self):
         """Of 16 forward passes all but the first are launches of a graph. So are all but the first of the 4 backward
@@ -59,3 +60,8 @@ class Graphs(TrainerTest):
             self.check(2, 2 * (2 * STEPS - 1), "--nproc", "2", parallel_zero_stage=stage,
                        train_total_batch_tokens=2 * MICRO_STEPS * 20)
         self.check(0, 0, "--nproc", "2", parallel_zero_stage=2, train_total_batch_tokens=2 * MICRO_STEPS * 20)
+
+    def test_the_host_waits_once_per_step(self):
+        few, many = (self.trained(graphs=True, model_dropout=0.2, data_document_mask=True, train_max_steps=steps)[-1]
+                     for steps in (STEPS, 2 * STEPS))
+        self.assertEqual(many - few, STEPS)

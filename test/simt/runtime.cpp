@@ -28,6 +28,22 @@ Runtime& runtime() {
     return instance;
 }
 
+// Printed on stderr at the end of the program if the environment has SIMULATED_COUNTS. A wait that waits for nothing
+// does not count.
+struct Counts {
+    int recorded = 0, launched = 0, kept = 0, most_kept = 0, waits = 0;
+    ~Counts() {
+        if (std::getenv("SIMULATED_COUNTS"))
+            std::fprintf(stderr, "simulated GPU: %d graphs, launched %d times, at most %d kept; %d waits of the host\n",
+                         recorded, launched, most_kept, waits);
+    }
+};
+
+Counts& counts() {
+    static Counts instance;
+    return instance;
+}
+
 cudaError_t result(cudaError_t error) {
     if (error != cudaSuccess) runtime().last_error = error;
     return error;
@@ -209,6 +225,7 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
 
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
     if (const cudaError_t refused = refused_in_capture()) return refused;
+    counts().waits += !or_default(stream)->queue.empty();
     simt::run_stream(or_default(stream));
     return result_of_work();
 }
@@ -241,6 +258,7 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
 
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
     if (const cudaError_t refused = refused_in_capture()) return refused;
+    counts().waits += event->completed < event->recorded;
     simt::run_until_complete(event);
     return result_of_work();
 }
@@ -353,21 +371,6 @@ cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* ke
 
 // ---- graphs ----
 
-// Printed on stderr at the end of the program if the environment has SIMULATED_GRAPHS.
-struct GraphCounts {
-    int recorded = 0, launched = 0, kept = 0, most_kept = 0;
-    ~GraphCounts() {
-        if (std::getenv("SIMULATED_GRAPHS"))
-            std::fprintf(stderr, "simulated GPU: %d graphs, launched %d times, at most %d kept\n", recorded, launched,
-                         most_kept);
-    }
-};
-
-static GraphCounts& graph_counts() {
-    static GraphCounts counts;
-    return counts;
-}
-
 cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
     if (or_default(stream) == simt::default_stream() || simt::capture().stream)
         return result(cudaErrorStreamCaptureUnsupported);
@@ -386,15 +389,14 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
 
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t* executable, cudaGraph_t graph, unsigned long long) {
     *executable = new simt::Graph(*graph);
-    GraphCounts& counts = graph_counts();
-    counts.recorded++;
-    counts.most_kept = std::max(counts.most_kept, ++counts.kept);
+    counts().recorded++;
+    counts().most_kept = std::max(counts().most_kept, ++counts().kept);
     return cudaSuccess;
 }
 
 cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stream) {
     for (const std::function<void()>& work : executable->work) simt::queue_work(or_default(stream), work);
-    graph_counts().launched++;
+    counts().launched++;
     return cudaSuccess;
 }
 
@@ -403,7 +405,7 @@ cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
     return cudaSuccess;
 }
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t executable) {
-    graph_counts().kept--;
+    counts().kept--;
     return cudaGraphDestroy(executable);
 }
 
