@@ -160,6 +160,7 @@ const char* cublasLtGetStatusName(cublasStatus_t status) {
         case CUBLAS_STATUS_INVALID_VALUE: return "CUBLAS_STATUS_INVALID_VALUE";
         case CUBLAS_STATUS_ARCH_MISMATCH: return "CUBLAS_STATUS_ARCH_MISMATCH";
         case CUBLAS_STATUS_EXECUTION_FAILED: return "CUBLAS_STATUS_EXECUTION_FAILED";
+        case CUBLAS_STATUS_INTERNAL_ERROR: return "CUBLAS_STATUS_INTERNAL_ERROR";
         case CUBLAS_STATUS_NOT_SUPPORTED: return "CUBLAS_STATUS_NOT_SUPPORTED";
     }
     return "a status that is none";
@@ -246,6 +247,7 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDe
                                               cublasLtMatmulHeuristicResult_t* results, int* found) {
     cublas_lt().heuristics++;
     *found = 0;
+    if (simt::capture().stream) return CUBLAS_STATUS_INTERNAL_ERROR;  // like cuBLASLt of CUDA 13.3
     const Problem problem{*operation, *a, *b, *c, *d};
     if (count <= 0) return CUBLAS_STATUS_INVALID_VALUE;
     const cublasStatus_t status = status_of(problem);

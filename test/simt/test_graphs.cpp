@@ -1,4 +1,6 @@
 // Recorded work: it is carried out when it is launched, with the arguments of the recording.
+#include <numeric>
+
 #include "kernels/ops.h"
 #include "test/simt/planted.h"
 #include "test/simt/streams.h"
@@ -51,25 +53,33 @@ TEST_CASE("without graphs a recording always calls its function", "[simt]") {
     CHECK(calls == 4);
 }
 
-TEST_CASE("a GEMM is recorded with its epilogue and its workspace", "[simt]") {
-    DeviceArray<float> out(kCount), inp(std::vector<float>{2, 3}), weight(std::vector<float>{5, 7, 11, 13});
+TEST_CASE("a GEMM is recorded if it has run before", "[simt]") {
+    std::vector<float> numbers(2 * kCount);
+    std::iota(numbers.begin(), numbers.end(), 5.0f);
+    DeviceArray<float> out(kCount), inp(std::vector<float>{2, 3}), weight(numbers);
+    int outputs = kCount;
+    const auto queue = [&] {
+        ops::matmul_forward({.out = View(out.data(), Dtype::fp32),
+                             .pre_activation = nullptr,
+                             .inp = ConstView(inp.data(), Dtype::fp32),
+                             .weight = ConstView(weight.data(), Dtype::fp32),
+                             .bias = nullptr,
+                             .rows = 1,
+                             .n = outputs,
+                             .k = 2},
+                            {});
+    };
     Recording recording;
     for (int i = 0; i < 3; i++) {
         set(out, 0);
-        recording.run({}, [&] {
-            ops::matmul_forward({.out = View(out.data(), Dtype::fp32),
-                                 .pre_activation = nullptr,
-                                 .inp = ConstView(inp.data(), Dtype::fp32),
-                                 .weight = ConstView(weight.data(), Dtype::fp32),
-                                 .bias = nullptr,
-                                 .rows = 1,
-                                 .n = 2,
-                                 .k = 2},
-                                {});
-        });
-        CHECK(out.fetch()[0] == 31);
-        CHECK(out.fetch()[1] == 61);
+        recording.run({}, queue);
+        CHECK(out.fetch()[0] == 2 * 5 + 3 * 6);
+        CHECK(out.fetch()[kCount - 1] == 2 * 83 + 3 * 84);
     }
+    Recording other;
+    other.run({}, queue);
+    outputs--;  // a GEMM whose algorithm has not been chosen
+    expect_error(Exit::os, {"no algorithm"}, [&] { other.run({}, queue); });
 }
 
 // Nothing of a failed recording is carried out, and the stream can be used again.
