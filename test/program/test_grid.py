@@ -314,13 +314,14 @@ class Grid(TrainerTest):
             regions = {name: int(size) for name, size in re.findall(r"^ +(\w+) +(\d+) bytes", plan, re.M)}
             total = int(re.search(r"^total +(\d+) bytes", plan, re.M)[1])
             self.assertIn(f"{total / 2**20:.1f} MiB", said)
-            # The tensors that ranks divide, then the others; each tensor begins at a multiple of 64 elements.
+            # The tensors that ranks divide, then the others; each tensor begins at a multiple of 128 elements, as does
+            # each layer's part of an activation.
             divided = vocabulary * channels + layers * (12 * channels**2 + 7 * channels)
             others = 24 * channels + 2 * 128 + layers * 6 * 128
-            self.assertAlmostEqual(regions["master"] / 4, divided / tensor + others, delta=layers * 64 * 2)
-            self.assertEqual(regions["residual"], 4 * layers * rows * channels // tensor)
+            self.assertAlmostEqual(regions["master"] / 4, divided / tensor + others, delta=layers * 128 * 2)
+            self.assertEqual(regions["residual"], 4 * layers * -(-rows * channels // tensor // 128) * 128)
             whole = 4 * rows * channels
-            summed = 4 * -(-(2 * channels + layers * 4 * channels) // (64 * tensor)) * 64 * tensor
+            summed = 4 * -(-(2 * channels + layers * 4 * channels) // (128 * tensor)) * 128 * tensor
             collectives = (1 + 4 * layers) + 1 + (1 + 6 * layers + 1)  # forward, head, backward
             sums_of_rows = 12 * rows * tensor
             expected = (collectives * whole + sums_of_rows + 2 * summed) * (tensor - 1) // tensor
