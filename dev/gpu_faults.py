@@ -109,7 +109,7 @@ FAULTS = [
      "        cudaStreamEndCapture(stream, &graph);\n        if", "        if", "test_simt: the function's own*"),
     (GPT, "passes of all lengths share a recording", ".seq_len = s.step.seq_len,", ".seq_len = 0,", RAMPS),
     (GPT, "passes with any scale share a recording", ".grad_scale = s.step.grad_scale,", ".grad_scale = 0,", RAMPS),
-    (GPT, "recordings of a ramp's steps are kept", "        s.recordings.clear();", "        ;", RAMPS),
+    (GPT, "recordings of a ramp's steps are kept", " != sizes) s.recordings.clear();", " != sizes) {}", RAMPS),
     (GPT, "all backward passes share a recording", "? 0 : gradient_place(s, pass.micro_step)};", "? 0 : 0};",
      "simulated: test_graphs.Graphs.test_micro_steps"),
     (GPT, "measured passes are replayed", "if (is_measured || !is_recordable(s, pass))", "if (!is_recordable(s, pass))",

@@ -140,7 +140,7 @@ static void plan_passes(GptState& s) {
 
 void Gpt::begin_step(const StepSettings& settings) {
     GptState& s = *state_;
-    const StepSettings before = std::exchange(s.step, settings);
+    s.step = settings;
     copy_to_device(s.loss_scale, &s.step.loss_scale, sizeof(float), s.stream);
     std::vector<ops::UpdateScalars>& scalars = s.host_update_scalars;
     scalars.clear();
@@ -161,8 +161,8 @@ void Gpt::begin_step(const StepSettings& settings) {
             "begin_step: sequences of %d tokens must be %d tokens split into at most %d parts, for %d ranks", seq_len,
             s.options.seq_len, s.options.max_parts, s.options.context.size);
     plan_passes(s);
-    if (seq_len != before.seq_len || settings.grad_scale != before.grad_scale)
-        s.recordings.clear();  // a ramp does not return to them
+    const std::pair sizes(seq_len, settings.grad_scale);
+    if (std::exchange(s.recorded_sizes, sizes) != sizes) s.recordings.clear();  // a ramp does not return to them
     s.micro_steps_loaded = 0;
     for (std::vector<int>* done : {&s.micro_steps_done, &s.weights_done}) std::ranges::fill(*done, 0);
     s.residual_rms.clear();

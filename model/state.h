@@ -101,6 +101,7 @@ struct GptState {
     std::vector<Pass> passes;            // this step's
     size_t next_pass = 0;
     std::map<PassKey, Recording> recordings;  // of passes
+    std::pair<int, float> recorded_sizes;     // the sequence length and gradient scale of the last begin_step()
     StageChannel activations, gradients;      // between stages
 
     float* rope_table = nullptr;      // (T, rotary / 2, 2); null without RoPE
