@@ -46,7 +46,7 @@ class Graphs(TrainerTest):
         self.check(5, 15 + 4 * 3, parallel_deterministic_reduce=True)
 
     def test_ramps(self):
-        """A step of two micro-steps, one of four with short sequences, and two with whole ones: other scales."""
+        """A step of two micro-steps, then four with short sequences, then twice four with whole ones: other scales."""
         self.check(6, 1 + 3 + 7 + 1 + 2 + 5, most=3, train_seq_ramp=[{"until_step": 2, "seq_len": 10}],
                    train_batch_ramp=[{"until_step": 1, "total_batch_tokens": 40}])
 
