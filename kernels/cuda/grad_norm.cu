@@ -124,7 +124,7 @@ __device__ void transform(Out* out, const In* inp, int count, Change change) {
     for (int i = int(threadIdx.x) * kSize; i < count; i += kThreads * kSize) {
         auto x = unpack(load_some<kAligned, In, kSize>(inp + i, count - i));
 #pragma unroll
-        for (float& value : x.value) value = change(value);
+        for (int k = 0; k < kSize; k++) x.value[k] = change(x.value[k]);  // nvcc 13.0 drops most of a range-based loop
         store_some<kAligned>(out + i, pack_floats(x.template as<Out>()), count - i);
     }
 }
