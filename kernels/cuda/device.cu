@@ -6,7 +6,6 @@
 // after synchronize().
 #include <algorithm>
 #include <cstring>
-#include <deque>
 #include <utility>
 
 #include "kernels/cuda/launch.cuh"
@@ -82,13 +81,13 @@ private:
     }
     void drop_oldest() {
         events_.push_back(std::move(in_flight_.front().copied));
-        in_flight_.pop_front();
+        in_flight_.erase(in_flight_.begin());
     }
 
     std::byte* memory_ = nullptr;
     size_t next_ = 0;
-    std::deque<Piece> in_flight_;  // the oldest first
-    std::vector<Event> events_;    // not in use
+    std::vector<Piece> in_flight_;  // the oldest first; a deque would allocate in every step
+    std::vector<Event> events_;     // not in use
 };
 
 // Never destroyed, because the driver may be unloaded first at process exit.
