@@ -138,7 +138,7 @@ class End(TrainerTest):
     def test_only_a_complete_run_has_a_summary(self):
         config = self.write_config(train_max_steps=1_000_000)
         run = subprocess.Popen([TRAINER, config], cwd=self.dir, stdout=subprocess.PIPE, text=True)
-        self.wait_for_steps()
+        self.wait_for_steps(run)
         run.send_signal(signal.SIGTERM)
         said = run.communicate(timeout=60)[0]
         self.assertEqual(run.returncode, 75, said)

@@ -83,7 +83,7 @@ class TwoNodes(TrainerTest):
         pids = trainers_in(self.dir, program)
         self.assertEqual(len(pids), ranks)
         ip(*self.cable, "down")
-        wait_until(lambda: all(map(is_gone, pids)), "a rank is still running", 20)
+        wait_until(lambda: all(map(is_gone, pids)), "a rank is still running", 60)
         ip(*self.cable, "up")
 
     def test_a_cut_cable_ends_both_nodes_in_time(self):
@@ -95,15 +95,15 @@ class TwoNodes(TrainerTest):
             with self.subTest(ranks=ranks, **changes):
                 shutil.rmtree(self.dir / "run", ignore_errors=True)
                 process = self.start(ranks=ranks, train_max_steps=100000, train_total_batch_tokens=120, model_n_head=4,
-                                     parallel_silence_s=3, **changes)
-                self.wait_for_steps()
+                                     parallel_silence_s=8, **changes)
+                self.wait_for_steps(process)
                 self.cut(ranks)
                 process.send_signal(signal.SIGTERM)  # mpirun waits forever for the other node's daemon
                 self.assertRegex(process.communicate(timeout=60)[1], others + r" on \S+ \(pid \d+\) .*no heartbeat")
 
     def test_a_grid_continues_after_the_cable_is_repaired(self):
         changes = dict(ENDLESS, train_total_batch_tokens=120, model_n_head=4, checkpoint_every_steps=10,
-                       parallel_silence_s=3, parallel_pipeline=2, parallel_tensor=2)
+                       parallel_silence_s=8, parallel_pipeline=2, parallel_tensor=2)
         process = self.start("--supervise", ranks=4, **changes)
 
         def newest():
@@ -123,7 +123,7 @@ class TwoNodes(TrainerTest):
     def test_the_exit_codes_of_nodes_without_mpirun(self):
         """Simulated GPUs, whose messages do not need the cable. Each node reports a rank of the other one."""
         config = self.write_config(**dict(FOUR, train_max_steps=100000, train_total_batch_tokens=40, model_n_head=4),
-                                   parallel_silence_s=3, parallel_tensor=2)
+                                   parallel_silence_s=8, parallel_tensor=2)
         nodes = [subprocess.Popen(["ip", "netns", "exec", name, "unshare", "--uts", "sh", "-c",
                                    f'hostname node{node} && exec "$@"', "sh", SIMULATED, "--nproc", "2",
                                    "--node", f"{node}/2", "--master", f"10.77.0.1:{PORT}", config],
@@ -131,7 +131,7 @@ class TwoNodes(TrainerTest):
                                   env={**ENVIRONMENT, "OMP_NUM_THREADS": "1"}) for node, name in enumerate(self.names)]
         for process in nodes:
             self.addCleanup(process.kill)
-        self.wait_for_steps()
+        self.wait_for_steps(*nodes)
         self.cut(4, SIMULATED)
         for node, process in enumerate(nodes):
             said = process.communicate(timeout=60)[1]

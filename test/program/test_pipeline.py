@@ -173,7 +173,7 @@ class Pipeline(TrainerTest):
         process = subprocess.Popen(test_ranks.mpirun(ranks, config), cwd=self.dir, stdout=subprocess.DEVNULL,
                                    stderr=subprocess.PIPE, text=True, env=test_ranks.MPI_ENVIRONMENT)
         self.addCleanup(process.kill)
-        self.wait_for_steps()
+        self.wait_for_steps(process)
         pids = sorted(trainers_in(self.dir), key=rank_of)
         os.kill(pids[rank], number)
         codes = (76, 128 + 9) if number == signal.SIGKILL else (76, 80, 128 + 9)

@@ -116,7 +116,7 @@ class Threads(TrainerTest):
                                    env={**ENVIRONMENT, "OMP_PROC_BIND": "true", "OMP_NUM_THREADS": "2"})
         self.addCleanup(process.wait)
         self.addCleanup(process.kill)
-        self.wait_for_steps()
+        self.wait_for_steps(process)
         cores = [os.sched_getaffinity(int(task.name)) for task in Path(f"/proc/{process.pid}/task").iterdir()]
         self.assertEqual({len(of_thread) for of_thread in cores}, {1})
         self.assertEqual(len(set().union(*cores)), 2, cores)

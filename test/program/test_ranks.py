@@ -256,7 +256,7 @@ class Ranks(TrainerTest):
         process = subprocess.Popen(mpirun(ranks, config), cwd=self.dir, stdout=subprocess.DEVNULL,
                                    stderr=subprocess.PIPE, text=True, env=MPI_ENVIRONMENT)
         self.addCleanup(process.kill)
-        self.wait_for_steps()
+        self.wait_for_steps(process)
         pids = trainers_in(self.dir)
         self.assertEqual(len(pids), ranks)
         return process, pids

@@ -124,7 +124,7 @@ class Resume(TrainerTest):
         config = self.write_config(train_max_steps=100000, **changes)
         process = subprocess.Popen([TRAINER, config], cwd=self.dir, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
                                    env=ENVIRONMENT)
-        self.wait_for_steps()
+        self.wait_for_steps(process)
         if until_saved:
             wait_until(lambda: list(self.dir.glob("run/checkpoints/step_*")), "nothing was saved")
         for number in signals:

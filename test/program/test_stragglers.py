@@ -55,7 +55,7 @@ class Stragglers(TrainerTest):
                                        stderr=subprocess.STDOUT, env=MPI_ENVIRONMENT)
         self.addCleanup(process.wait)
         self.addCleanup(process.terminate)
-        self.wait_for_steps()
+        self.wait_for_steps(process)
         return process
 
     def said(self):

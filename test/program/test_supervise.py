@@ -134,7 +134,7 @@ class One(Supervised):
 
     def test_a_signal_to_the_rank_alone_does_not_end_the_run(self):
         process = self.start("--supervise", **ENDLESS)
-        self.wait_for_steps()
+        self.wait_for_steps(process)
         ranks = self.wait_for_ranks(1)
         os.kill(ranks[0], signal.SIGTERM)
         self.wait_for_ranks(1, without=ranks)
@@ -174,7 +174,7 @@ class One(Supervised):
 
     def test_if_the_supervisor_is_killed_its_rank_saves_and_ends(self):
         process = self.start("--supervise", **ENDLESS)
-        self.wait_for_steps()
+        self.wait_for_steps(process)
         process.kill()
         wait_until(lambda: not self.ranks(), "the rank is still running")
         self.assertEqual(self.committed(), [len(self.records(kind="train"))])
@@ -462,7 +462,7 @@ class Several(Supervised):
 
     def test_ranks_of_one_machine_do_not_listen_on_the_network(self):
         process = self.start("--nproc", 2, **ENDLESS)
-        self.wait_for_steps()
+        self.wait_for_steps(process)
         for pid in self.wait_for_ranks(2):
             sockets = {os.readlink(file)[8:-1] for file in Path(f"/proc/{pid}/fd").iterdir()
                        if os.readlink(file).startswith("socket:[")}

@@ -127,10 +127,17 @@ class TrainerTest(unittest.TestCase):
         """Trains TINY with changes; returns the output."""
         return self.run_trainer(self.write_config(**changes), *flags, expect=expect, OMP_NUM_THREADS=str(threads))
 
-    def wait_for_steps(self):
-        """Waits until a background run has logged a few steps."""
+    def wait_for_steps(self, *processes):
+        """Waits until the run of these processes has logged a few steps; fails with the output of one that has ended."""
         metrics = self.dir / "run" / "metrics.jsonl"
-        wait_until(lambda: metrics.exists() and metrics.read_text().count("\n") > 3, "no step was made")
+
+        def has_steps():
+            for process in processes:
+                if process.poll() is not None:
+                    self.fail(f"exit code {process.returncode}: {process.stderr and process.stderr.read()}")
+            return metrics.exists() and metrics.read_text().count("\n") > 3
+
+        wait_until(has_steps, "no step was made")
 
     def records(self, run="run", kind=None, without=TIMES):
         """Returns the records of metrics.jsonl without fields that depend on the clock, and without slow ranks."""
