@@ -124,7 +124,8 @@ struct MatmulForward {
 };
 void matmul_forward(const MatmulForward& op, Stream stream);
 
-// dinp = dout weight. With an activation: dinp = (dout weight) f', the gradient before the activation.
+// dinp = dout weight. With an activation: dinp = (dout weight) f', the gradient before the activation. A GPU may round
+// twice with gelu_new in 16 bits.
 struct MatmulBackwardInput {
     View dinp;         // (rows, k)  =
     ConstView dout;    // (rows, n)

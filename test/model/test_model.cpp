@@ -12,6 +12,7 @@
 #include "test/support/allocations.h"
 #include "test/support/expect_error.h"
 #include "test/support/nano_gpt.h"
+#include "test/support/tolerance.h"
 
 namespace {
 
@@ -191,7 +192,9 @@ TEST_CASE("computing the head in slices of rows gives the same loss, also with a
     const NanoRun whole = train_nano(options, 3);
     options.head_rows = 16;  // 42 rows: 16, 16, 10
     const NanoRun sliced = train_nano(options, 3);
-    REQUIRE(whole.losses[0] == sliced.losses[0]);  // bit for bit before the first update
+    // Bit for bit before the first update, but GEMMs of other sizes may have other algorithms on a GPU.
+    const double rounding = gpu_name().empty() ? 0 : summation_error(options.shape.n_embd) * whole.losses[0];
+    REQUIRE(std::abs(whole.losses[0] - sliced.losses[0]) <= rounding);
     for (size_t step = 0; step < whole.losses.size(); step++)
         REQUIRE(std::abs(whole.losses[step] - sliced.losses[step]) <= 1e-5 * whole.losses[step]);
 }

@@ -98,6 +98,7 @@ PTX void mbarrier_wait(uint32_t bar, uint32_t parity) {
 }
 
 // ---- tensor copies: coordinates innermost first; loads signal the mbarrier, stores are waited for in groups ----
+// A store's coordinates are not negative.
 
 PTX void tma_load(uint32_t to, const void* map, uint32_t bar, int c0, int c1) {
     asm volatile(

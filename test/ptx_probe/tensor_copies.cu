@@ -1,5 +1,6 @@
 // Probes of the tensor copies in test/ptx_probe/ptx_hopper.cuh: a box of a tensor of two to five dimensions, partly
-// outside the tensor, to shared memory, from there to another tensor, and added to it.
+// outside the tensor, to shared memory, from there to another tensor, and added to it. A load may begin before the
+// tensor; a store may only end after it.
 #include <bit>
 
 #include "kernels/cuda/launch.cuh"
@@ -23,7 +24,7 @@ template <> struct Places<2> {
         ptx::tma_load_multicast(to, map, bar, 3, 4, 2);
     }
     template <bool kAdd> static __device__ void store(const void* map, uint32_t from) {
-        ptx::tma_store<kAdd>(map, from, 4, -1);
+        ptx::tma_store<kAdd>(map, from, 16, 5);
     }
 };
 template <> struct Places<3> {
@@ -32,7 +33,7 @@ template <> struct Places<3> {
         ptx::tma_load_multicast(to, map, bar, 3, 0, 3, 1);
     }
     template <bool kAdd> static __device__ void store(const void* map, uint32_t from) {
-        ptx::tma_store<kAdd>(map, from, 0, 2, -1);
+        ptx::tma_store<kAdd>(map, from, 0, 3, 2);
     }
 };
 template <> struct Places<4> {
@@ -43,7 +44,7 @@ template <> struct Places<4> {
         ptx::tma_load_multicast(to, map, bar, 3, 0, 1, 1, 0);
     }
     template <bool kAdd> static __device__ void store(const void* map, uint32_t from) {
-        ptx::tma_store<kAdd>(map, from, 4, 1, 2, -1);
+        ptx::tma_store<kAdd>(map, from, 4, 1, 2, 1);
     }
 };
 template <> struct Places<5> {
@@ -54,7 +55,7 @@ template <> struct Places<5> {
         ptx::tma_load_multicast(to, map, bar, 3, 4, 1, 0, 0, 1);
     }
     template <bool kAdd> static __device__ void store(const void* map, uint32_t from) {
-        ptx::tma_store<kAdd>(map, from, 4, -1, 0, 1, 0);
+        ptx::tma_store<kAdd>(map, from, 4, 2, 0, 1, 0);
     }
 };
 

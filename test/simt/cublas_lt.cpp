@@ -3,7 +3,7 @@
 // Sources of the rules: types, layouts and attributes from cublasLt.h and the documentation of cublasLtMatmul; aux's
 // leading dimension a multiple of 8 from cublasLt.h; op(b) transposed, m > 1 and k > 1 for the bias gradient, and k > 1
 // for gelu', from what nvmath-python rejects or does not test. Like the library's, GELU applies to the sum before
-// rounding.
+// rounding, and its gradient to the rounded sum.
 
 #include <algorithm>
 #include <cstdlib>

@@ -87,6 +87,8 @@ void finish_element(const CublasLtCall& call, uint64_t row, uint64_t col, float 
     const size_t at = row + col * uint64_t(call.d_layout.ld), aux_at = row + col * uint64_t(call.op.aux_ld);
     const cudaDataType_t type = call.d_layout.type;
     float value = call.within_limits ? call.alpha * sum : NAN;
+    const bool has_pieces = call.op.epilogue == CUBLASLT_EPILOGUE_BIAS && call.d_layout.ld % 8 != 0;
+    if (call.op.epilogue == CUBLASLT_EPILOGUE_DGELU || has_pieces) value = rounded_to(type, value);  // as on an H200
     if (call.beta != 0) value += call.beta * load(type, call.c, at);
     if (call.op.epilogue & CUBLASLT_EPILOGUE_BIAS) value += load(type, call.op.bias, row);
     if ((call.op.epilogue & CUBLASLT_EPILOGUE_GELU_AUX) == CUBLASLT_EPILOGUE_GELU_AUX) {

@@ -76,7 +76,8 @@ public:
         ops::matmul_backward_input(op(OnDevice<T>()), stream);
         synchronize(stream);
         ref::matmul_backward_input(op(OnHost()));
-        check_close(dinp, [&](size_t i) { return stored_error<T>(dinp.host[i]) + 1.2 * sum_error(s_.n) + 1e-5; });
+        const auto rounding = with_gelu && sizeof(T) == 2 ? gelu_gradient_stored_error<T> : stored_error<T>;
+        check_close(dinp, [&](size_t i) { return rounding(dinp.host[i]) + 1.2 * sum_error(s_.n) + 1e-5; });
         result_ = bytes_of(dinp);
     }
 

@@ -203,6 +203,9 @@ void tensor_store(const void* map, uint32_t from, bool add, const int* at, int r
     simt::Quiet quiet;
     Store store{map_of(map, rank), {}, from, add, false, nullptr, &simt::me(), {}};
     std::copy(at, at + 5, store.at);
+    if (*std::min_element(at, at + rank) < 0)
+        simt::fault("a tensor store that begins before the tensor: an H200 stops with an illegal instruction");
+    if (from % 128) simt::fault("a tensor store from a shared address that is not aligned to 128 bytes");
     store.bytes.resize(store.map.box_bytes());
     simt::as_async(simt::me(), [&] { async_access(simt::shared_pointer(from), store.bytes.size(), false); });
     mine().open.push_back(store);

@@ -149,7 +149,16 @@ TEST_CASE("an mbarrier that expects another number of bytes than land", "[simt]"
 
 namespace {
 
-enum class Plant { none, no_fence, no_wait, store_not_waited, wrong_parity, too_many_arrivals };
+enum class Plant {
+    none,
+    no_fence,
+    no_wait,
+    store_not_waited,
+    store_before,
+    store_shifted,
+    wrong_parity,
+    too_many_arrivals
+};
 
 struct RingShared {
     alignas(128) bf16 tile[64 * 64], staging[64 * 64];
@@ -181,7 +190,8 @@ void ring_kernel(Ring op) {
     if (op.plant != Plant::no_fence) ptx::fence_proxy_async();
     __syncthreads();
     if (threadIdx.x == 0) {
-        ptx::tma_store(&op.out, ptx::shared_address(s.staging), 0, row);
+        ptx::tma_store(&op.out, ptx::shared_address(s.staging) + (op.plant == Plant::store_shifted ? 16 : 0), 0,
+                       op.plant == Plant::store_before ? row - 1 : row);
         ptx::bulk_commit();
         if (op.plant != Plant::store_not_waited) ptx::bulk_wait<0>();
     }
@@ -222,6 +232,8 @@ TEST_CASE("a tile through TMA and back, and its planted faults", "[simt]") {
     const RingResult no_wait = run_ring(Plant::no_wait);
     CHECK((no_wait.wrong > 0 || no_wait.faults != ""));
     CHECK(run_ring(Plant::store_not_waited).faults.find("still reads shared memory") != std::string::npos);
+    CHECK(run_ring(Plant::store_before).faults.find("begins before the tensor") != std::string::npos);
+    CHECK(run_ring(Plant::store_shifted).faults.find("not aligned to 128 bytes") != std::string::npos);
     const RingResult parity = run_ring(Plant::wrong_parity);
     CHECK((parity.wrong > 0 || parity.faults != ""));
     CHECK(run_ring(Plant::too_many_arrivals).faults.find("more arrivals") != std::string::npos);

@@ -29,6 +29,9 @@ template <class T> double stored_error(double result) {
     return std::max(unit_roundoff<T> * std::abs(result), smallest);
 }
 
+// Rounding a sum to T, and its product with gelu' (at most 1.13) again, as a GPU's library does in 16 bits.
+template <class T> double gelu_gradient_stored_error(double result) { return (1 + 1.13) * stored_error<T>(result); }
+
 // Both ref:: and ops:: round an fp32 output.
 inline double stored_error_fp32(double result) { return 2 * stored_error<float>(result); }
 

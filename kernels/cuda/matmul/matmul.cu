@@ -6,10 +6,10 @@
 // to 1.13 units of T's round-off of the sum) and a different tanh, so by default the GEMM stores the sum, then
 // activation_forward runs. That reads and writes 8 rows C elements per layer (8u): 2.2 ms of a 97 ms step of GPT-2 124M
 // at 4.3 TB/s. The library's epilogue needs 4u for its second output; MatmulSettings::gelu_epilogue
-// uses it in 16 bits for gelu_new with a bias. dGELU: it is never recomputed, and a bf16
-// or fp16 sum must not be rounded before the multiplication, so it uses the library's DGELU. Float, and cases that the
-// library does not support (other activations, leading dimensions of aux that are not a multiple of 8, one-element
-// sums): one of our kernels finishes float sums, kMatmulSumsBytes at a time. Either way, a value is rounded to T once.
+// uses it in 16 bits for gelu_new with a bias. dGELU: it is never recomputed, so it uses the library's DGELU, which on
+// an H200 deviates by up to two roundings to T. Float, and cases that the library does not support (other activations,
+// leading dimensions of aux that are not a multiple of 8, one-element sums): one of our kernels finishes float sums,
+// kMatmulSumsBytes at a time, and a value is rounded to T once.
 #include <algorithm>
 
 #include "kernels/base/choices.h"
