@@ -57,11 +57,7 @@ int main(int argc, char** argv) {
             ranks.control().require_same(digest, "the digest of data.train");
             if (must_stop_early(ranks.comm(), progress)) return Exit::again;
             RunStart start = start_run(config, line->start, digest, ranks.comm());
-            configure_device({.local_rank = environment.local_rank,
-                              .tf32 = config.device.tf32,
-                              .gelu_epilogue = config.device.gelu_epilogue,
-                              .graphs = config.device.graphs,
-                              .debug_sync = config.device.debug_sync});
+            configure_device(device_settings(config, environment.local_rank, ranks.control()));
             progress.begin(start.checkpoint ? "loading the checkpoint" : "preparing the model");
             TrainingRun run(config, ranks, std::move(dataset), std::move(questions), start, progress);
             start.checkpoint.reset();

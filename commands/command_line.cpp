@@ -146,8 +146,8 @@ void check_is_file(const CLI::App& app, const std::string& config) {
     if (command.get_option_no_throw(option))
         fail(Exit::usage, "%s must come after the command: %s ... %s", option, name, option);
     if (is_rank_option(option))
-        fail(Exit::usage, "%s starts the ranks of training, eval or lr-range, but %s runs as a single process", option,
-             name);
+        fail(Exit::usage, "%s starts the ranks of training, eval, lr-range or tune, but %s runs as a single process",
+             option, name);
     fail(Exit::usage, "%s is an option of training, not of the command %s (see %s --help)", option, name, name);
 }
 
@@ -322,6 +322,7 @@ std::optional<CommandLine> run_command_line(int argc, char** argv, const std::st
     for (auto* add : {add_plan, add_inspect, add_import, add_export, add_report}) add(app);
     add_eval(app, line);
     add_lr_range(app, line);
+    add_tune(app, line);
     argc = take_launcher(argc, argv, line);
     try {
         app.parse(argc, argv);

@@ -101,6 +101,7 @@ void add_sample(CLI::App& app, CommandLine& line);
 void add_plan(CLI::App& app);
 void add_eval(CLI::App& app, CommandLine& line);
 void add_lr_range(CLI::App& app, CommandLine& line);
+void add_tune(CLI::App& app, CommandLine& line);
 void add_inspect(CLI::App& app);
 void add_import(CLI::App& app);
 void add_export(CLI::App& app);

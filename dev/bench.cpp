@@ -36,7 +36,7 @@ using Json = Report::Json;
 struct Settings {
     std::vector<std::string> precisions, workloads;
     std::string json, roofs_from;
-    bool roofs_only = false, ops_only = false, steps_only = false, tf32 = false, graphs = true;
+    bool roofs_only = false, ops_only = false, steps_only = false, tf32 = false, graphs = true, tune = false;
     std::optional<double> seconds;
     int head_rows = 0, batch = 0;
 };
@@ -296,10 +296,11 @@ int main(int argc, char** argv) {
     ops->excludes(steps);
     app.add_option("--roofs-from", settings.roofs_from, "file of --roofs --json; missing roofs are measured");
     app.add_flag("!--no-graphs", settings.graphs, "GPU: queue the kernels of a step instead of replaying graphs");
+    app.add_flag("--tune", settings.tune, "GPU: time each GEMM at its first use and use the fastest algorithm");
     app.add_flag("--tf32", settings.tf32, "GPU: fp32 products may round their operands to TF32");
     CLI11_PARSE(app, argc, argv);
     try {
-        configure_device({.tf32 = settings.tf32, .graphs = settings.graphs});
+        configure_device({.tf32 = settings.tf32, .time_gemms = settings.tune, .graphs = settings.graphs});
         Bench(settings).run();
     } catch (const Error& error) {
         std::fprintf(stderr, "bench: %s\n", error.what());

@@ -9,6 +9,7 @@
 #include "kernels/cuda/matmul/matmul_epilogue.h"
 #include "kernels/cuda/matmul/matmul_library.h"
 #include "kernels/cuda/matmul/matmul_products.h"
+#include "kernels/cuda/matmul/matmul_timing.h"
 
 namespace {
 
@@ -155,35 +156,6 @@ std::string text_key(const MatmulAlgorithm& stored) {
 
 double flops_of(const Product& product) { return 2.0 * product.m * product.n * product.k; }
 
-// Times are medians of turns: the algorithms of a GEMM alternate (A B C A B C ...), several runs per turn. All turns
-// are queued before the first wait, so the GPU never idles, and changes of clocks, temperature and the power limit
-// affect all algorithms alike.
-constexpr int kFirstRuns = 3;
-constexpr double kFirstMs = 300;  // time limit of the choice of finalists; the library ranks the others lower
-constexpr size_t kFinalists = 6;
-constexpr double kTurnMs = 2, kFinalMs = 110;      // approximate length of a turn, and of all turns
-constexpr int kMaxRunsPerTurn = 8;                 // for GEMMs so small that launches dominate
-constexpr int kTurns = 9, kMinTurns = 3;           // per finalist
-constexpr int kWarmUpRuns = 256, kWarmUpLap = 16;  // an idle GPU runs at low clocks
-constexpr double kWarmUpMs = 100;
-
-struct TimedAlgorithm {
-    size_t rank;  // among the library's proposals
-    MatmulAlgorithm algorithm;
-    double ms;
-};
-
-int runs_of_turn(const TimedAlgorithm& timed) {
-    return std::clamp(int(kTurnMs / std::max(timed.ms, 1e-3)), 1, kMaxRunsPerTurn);
-}
-
-bool is_faster(const TimedAlgorithm& left, const TimedAlgorithm& right) { return left.ms < right.ms; }
-
-std::optional<TimedAlgorithm> fastest_of(const std::vector<TimedAlgorithm>& timed) {
-    if (timed.empty()) return {};
-    return *std::min_element(timed.begin(), timed.end(), is_faster);
-}
-
 class Measurement {
 public:
     explicit Measurement(const Product& product) : product_(product), description_(key_of(product, false)) {}
@@ -196,82 +168,32 @@ public:
         const auto excluded = description_.excluded_proposals(library(), product_, kLargeWorkspaceBytes);
         result.candidates = int(candidates.size());
         result.excluded_candidates = int(excluded.size());
-        const std::vector<TimedAlgorithm> timed = finalists_of(candidates);
-        if (!timed.empty()) result.chosen = result_of(timed.front(), repeats);
-        if (const auto fastest = fastest_of(timed)) result.fastest = result_of(*fastest, repeats);
-        if (const auto fastest = fastest_of(finalists_of(excluded))) result.excluded = result_of(*fastest, repeats);
+        if (const auto times = timed(candidates); !times.empty()) {
+            result.chosen = result_of(times.front(), repeats);
+            result.fastest = result_of(fastest_of(times), repeats);
+        }
+        if (const auto times = timed(excluded); !times.empty()) result.excluded = result_of(fastest_of(times), repeats);
     }
 
     // Milliseconds of the algorithm that training uses.
     std::optional<double> chosen_ms() {
-        const std::vector<TimedAlgorithm> timed = finalists_of(candidates(), 1);
-        return timed.empty() ? std::nullopt : std::optional<double>(timed.front().ms);
+        const std::vector<TimedAlgorithm> times = timed(candidates(), 1);
+        return times.empty() ? std::nullopt : std::optional<double>(times.front().ms);
     }
 
 private:
     cublasStatus_t run(const MatmulAlgorithm& algorithm) {
         return description_.run(library(), algorithm, product_, workspace(), Stream{});
     }
-    void must_run(const MatmulAlgorithm& algorithm) { check_cublas(run(algorithm), "cublasLtMatmul"); }
 
-    void warm_up(const MatmulAlgorithm& algorithm) {
-        const double begin_ms = host_ms();
-        for (int runs = 0; runs < kWarmUpRuns && host_ms() - begin_ms < kWarmUpMs; runs += kWarmUpLap) {
-            for (int i = 0; i < kWarmUpLap; i++) must_run(algorithm);
-            synchronize(Stream{});
-        }
-    }
-
-    // Returns at most `most` algorithms that run, in the library's order, with the times of a few runs.
-    std::vector<TimedAlgorithm> contenders_of(const std::vector<MatmulAlgorithm>& algorithms, size_t most) {
-        std::vector<TimedAlgorithm> contenders;
-        double spent_ms = 0;
-        for (size_t i = 0; i < algorithms.size() && contenders.size() < most && spent_ms < kFirstMs; i++) {
-            const cublasStatus_t status = run(algorithms[i]);
-            if (is_refusal(status)) continue;
-            check_cublas(status, "cublasLtMatmul");
-            if (contenders.empty()) warm_up(algorithms[i]);
-            const Times times = time_calls([&] { must_run(algorithms[i]); }, {1, 0, 0, kFirstRuns});
-            contenders.push_back({i, algorithms[i], times.median});
-            spent_ms += (kFirstRuns + 2) * times.median;
-        }
-        return contenders;
-    }
-
-    // Returns the first algorithm that runs, then the fastest ones among the first `most` others, in the library's
-    // order.
-    std::vector<TimedAlgorithm> finalists_of(const std::vector<MatmulAlgorithm>& algorithms, size_t most = SIZE_MAX) {
-        std::vector<TimedAlgorithm> finalists = contenders_of(algorithms, most);
-        if (finalists.empty()) return finalists;
-        std::stable_sort(finalists.begin() + 1, finalists.end(), is_faster);
-        finalists.resize(std::min(finalists.size(), kFinalists));
-        std::sort(finalists.begin() + 1, finalists.end(),
-                  [](const TimedAlgorithm& left, const TimedAlgorithm& right) { return left.rank < right.rank; });
-        take_turns(finalists);
-        return finalists;
-    }
-
-    // Replaces the times by those in steady state.
-    void take_turns(std::vector<TimedAlgorithm>& finalists) {
-        double round_ms = 0;
-        for (const TimedAlgorithm& finalist : finalists) round_ms += runs_of_turn(finalist) * finalist.ms;
-        const int turns = std::clamp(int(kFinalMs / std::max(round_ms, 1e-3)), kMinTurns, kTurns);
-        std::vector<Stopwatch> watches(size_t(turns) * finalists.size());
-        for (size_t i = 0; i < watches.size(); i++) {
-            const TimedAlgorithm& finalist = finalists[i % finalists.size()];
-            watches[i].start(Stream{});
-            for (int n = 0; n < runs_of_turn(finalist); n++) must_run(finalist.algorithm);
-            watches[i].stop(Stream{});
-        }
-        synchronize(Stream{});
-        std::vector<std::vector<double>> times(finalists.size());
-        for (size_t i = 0; i < watches.size(); i++) times[i % times.size()].push_back(watches[i].take_ms());
-        for (size_t i = 0; i < finalists.size(); i++)
-            finalists[i].ms = times_of(times[i]).median / runs_of_turn(finalists[i]);
+    std::vector<TimedAlgorithm> timed(const std::vector<MatmulAlgorithm>& algorithms, size_t most = SIZE_MAX) {
+        return time_algorithms(
+            algorithms, [&](const MatmulAlgorithm& one) { return run(one); }, Stream{}, most);
     }
 
     AlgorithmResult result_of(const TimedAlgorithm& timed, int repeats) {
-        const int mismatches = mismatches_of(repeats, product_, [&] { must_run(timed.algorithm); });
+        const int mismatches =
+            mismatches_of(repeats, product_, [&] { check_cublas(run(timed.algorithm), "cublasLtMatmul"); });
         return {.algorithm = text_key(timed.algorithm),
                 .ms = timed.ms,
                 .tflops = flops_of(product_) / timed.ms * 1e-9,

@@ -12,6 +12,7 @@ PRODUCTS, VECTOR = CUDA + "matmul/matmul_products.h", CUDA + "vector.cuh"
 DROPOUT, GENERAL_FORWARD = CUDA + "dropout.cu", CUDA + "attention/attention_general_forward.cuh"
 ROPE, ROPE_CPU = CUDA + "qk_norm_rope.cu", "kernels/cpu/qk_norm_rope.cpp"
 NORM_PARTS, PRODUCT = CUDA + "norm_parts.cuh", CUDA + "matmul/matmul.cu"
+PLAN, TUNED = CUDA + "matmul/matmul_plan.cu", "simulated: test_simulated.Simulated.test_tuned_gemms"
 GATES, ACTIVATION = CUDA + "activation.cu", CUDA + "activation.cuh"
 CPU, TEXTBOOK = "kernels/cpu/", "test/reference/reference.cpp"
 TEXTBOOK_LOSS = "test/reference/reference_loss.cpp"
@@ -368,6 +369,28 @@ FAULTS = [
      "product.d = op.pre_activation.data;"),
     (CUDA + "matmul/matmul_library.cu", "addresses are announced as aligned to 16 bytes", "kMaxAlignment = 256;",
      "kMaxAlignment = 16;"),
+    (CUDA + "matmul/matmul_library.cu", "a bias is added to rounded sums of rows that are not whole packs",
+     "key.epilogue == Epilogue::bias && key.out", "false && key.out"),
+    (CUDA + "matmul/matmul_timing.cu", "an algorithm that is 1 % slower is no tie", "1.01 * least", "least"),
+    (CUDA + "matmul/matmul_timing.cu", "the slowest algorithm is chosen", "one.ms <= 1.01 * least",
+     "one.ms > 1.01 * least || timed.size() == 1"),
+    (CUDA + "matmul/matmul_timing.cu", "an algorithm that the library refuses is timed",
+     "        if (is_refusal(status)) continue;\n", ""),
+    (PLAN, "separate kernels are timed without the sums of columns",
+     ".ms + time_turns([&] { column_sums(columns, stream); }, stream);", ".ms;"),
+    (PLAN, "a chosen algorithm is the last resort", "plan.proposals.insert(plan.proposals.begin(), *algorithm);",
+     "plan.proposals.push_back(*algorithm);"),
+    (PLAN, "new choices leave known plans", "    library().plans.clear();\n", ""),
+    (PLAN, "any algorithm is accepted from a file",
+     "else if (plan.description->accepts(lib.handle, product, *algorithm))", "else"),
+    (CUDA + "matmul/matmul_choices.cu", "choices of another GPU are used", "if (first != header())", "if (false)"),
+    (CUDA + "matmul/matmul_choices.cu", "a line may have more numbers", "!words.fail() && (words >> std::ws).eof()",
+     "!words.fail()"),
+    ("commands/tune.cpp", "the second micro-step is not timed", "2L * grid.data", "1L * grid.data", TUNED),
+    ("commands/tune.cpp", "ranks repeat each other's lines",
+     "if (known.insert(line.substr(0, line.find(\": \"))).second)", "",
+     "simulated: test_simulated.Simulated.test_ranks_tune_together"),
+    ("training/run.cpp", "the choices are not read", ".gemm_choices = choices,", ".gemm_choices = {},", TUNED),
     ("model/tensors.h", "16-bit tensors are aligned to 128 bytes", "kTensorAlignment = 128;", "kTensorAlignment = 64;",
      "simulated: test_simulated.Simulated.test_every_operand_of_a_gemm_is_aligned_to_256_bytes"),
     # ---- around the products

@@ -36,15 +36,21 @@ std::string gpu_name();
 
 // Settings of the device; the CPU ignores them.
 struct DeviceSettings {
-    int local_rank = 0;          // index among the ranks of this machine: chooses the GPU
-    bool tf32 = false;           // fp32 products may round their operands to TF32
-    bool gelu_epilogue = false;  // the library's GEMM may apply gelu_new to its sums before they are rounded
-    bool graphs = true;          // replay recordings
-    bool debug_sync = false;     // wait after each kernel, so that an error names the failing kernel; no recordings
+    int local_rank = 0;             // index among the ranks of this machine: chooses the GPU
+    bool tf32 = false;              // fp32 products may round their operands to TF32
+    bool gelu_epilogue = false;     // the library's GEMM may apply gelu_new to its sums before they are rounded
+    std::string gemm_choices = {};  // a text of gemm_choices(), or empty
+    bool time_gemms = false;        // make choices: time a GEMM at its first use, which spoils sums of gradients
+    bool graphs = true;             // replay recordings
+    bool debug_sync = false;        // wait after each kernel, so that an error names the failing kernel; no recordings
 };
 
-// Call once, before any allocation. Fails with Exit::os if the device cannot be used.
+// Call once, before any allocation. Fails with Exit::os if the device cannot be used, with Exit::config if the choices
+// are of another GPU or library.
 void configure_device(const DeviceSettings& settings);
+
+// Returns the library's algorithms that were chosen for GEMMs so far, as text with one line per GEMM. Empty on a CPU.
+std::string gemm_choices();
 
 // Returns `bytes` of zeroed device memory, aligned to 256 bytes, in huge pages if available. Touches every page, so
 // that running out of memory fails here and not later. Fails with Exit::os and the number of bytes if there is not

@@ -51,13 +51,16 @@ def read_roofs(place, stage, output):
                    figures)
 
 
+STEP_FLAGS = {"_queued": "--no-graphs", "_tuned": "--tune"}  # by the end of a stage's name
+
+
 def bench(place, stage, seconds):
     """Measures every op, or the whole step, of a workload."""
     figures, measured = place.figures(stage), place.work / "roofs.json"
     command = [place.program("bench_cuda"), "bf16", "--workload", stage.workload, "--json", figures]
     if stage.name.startswith("step_"):
-        queued = ["--no-graphs"] if stage.name.endswith("_queued") else []
-        return [*command, "--steps-only", *queued, "--batch", str(stage.batch)]
+        flags = [flag for end, flag in STEP_FLAGS.items() if stage.name.endswith(end)]
+        return [*command, "--steps-only", *flags, "--batch", str(stage.batch)]
     return [*command, "--ops-only"] + (["--roofs-from", measured] if measured.exists() else [])
 
 
@@ -213,23 +216,24 @@ def measure(workloads):
     def ops_and_products(keys):
         return [key for key in keys if WORKLOADS[key].has_ops]
 
-    def without_graphs(share, keys):
-        return [Stage(f"step_{key}_queued", share, ("bench_cuda",), bench, read_step, workload=key) for key in keys]
+    def other_steps(end, share, keys):
+        return [Stage(f"step_{key}{end}", share, ("bench_cuda",), bench, read_step, workload=key) for key in keys]
 
     large = ops_and_products(rest)
     return [*(probe_stage(group, 5) for group in FIRST_PROBES),
             Stage("roofs", 15, ("bench_cuda",), roofs, read_roofs),
-            Stage("ops", 55, ("test_cuda",), lambda place, stage, _: tests(place, stage, "[ops]"), read_tests),
+            Stage("ops", 50, ("test_cuda",), lambda place, stage, _: tests(place, stage, "[ops]"), read_tests),
             *stages("ops", 25, "bench_cuda", bench, read_ops),
             *steps(20, first),
             *stages("matmul", 45, "bench_matmul_cuda", matmul, read_matmul),
             *steps(30, rest),
-            *stages("ncu", 54, "bench_cuda", profiled_ops, read_ncu),
-            *stages("trainer", 40, "train_gpt", trainer, read_trainer,
+            *stages("ncu", 50, "bench_cuda", profiled_ops, read_ncu),
+            *stages("trainer", 32, "train_gpt", trainer, read_trainer,
                     keys=[key for key in first if WORKLOADS[key].config]),
             *stages("ops", 20, "bench_cuda", bench, read_ops, keys=large),
             *other_batches(20, first),
-            *without_graphs(12, first),
+            *other_steps("_tuned", 17, first),
+            *other_steps("_queued", 12, first),
             *stages("matmul", 42, "bench_matmul_cuda", matmul, read_matmul, keys=large),
             *other_batches(22, rest),
             *peers("measure", 48, workloads)]

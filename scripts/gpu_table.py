@@ -123,7 +123,8 @@ def steps(check):
         ours = part_of(named(check, f"step_{key}"), "results", 0) or {}
         for stage in check["stages"]:  # at every batch
             if stage["workload"] == key and stage["name"].startswith("step_"):
-                program = "no graphs" if stage["name"].endswith("_queued") else "bench"
+                ends = {"_queued": "no graphs", "_tuned": "tuned"}
+                program = ends.get(stage["name"][stage["name"].rfind("_"):], "bench")
                 rows += [(3, step_row(key, program, result)) for result in part_of(stage["figures"], "results") or []]
         trainer = named(check, f"trainer_{key}")
         if trainer:

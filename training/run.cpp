@@ -3,6 +3,18 @@
 #include "runtime/io/files.h"
 #include "training/models/model_io.h"
 
+DeviceSettings device_settings(const Config& config, int local_rank, ControlChannel& control) {
+    const Config::Device& device = config.device;
+    const std::string choices = device.gemm_choices.empty() ? "" : read_file(device.gemm_choices);
+    control.require_same(choices, "device.gemm_choices");
+    return {.local_rank = local_rank,
+            .tf32 = device.tf32,
+            .gelu_epilogue = device.gelu_epilogue,
+            .gemm_choices = choices,
+            .graphs = device.graphs,
+            .debug_sync = device.debug_sync};
+}
+
 static Gpt initial_model(const Config& config, const Ranks& ranks, const std::optional<Checkpoint>& checkpoint) {
     Gpt gpt(gpt_options(config, ranks.grid(), ranks.comm().rank), ranks.grid_comm());
     if (checkpoint)

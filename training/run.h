@@ -19,6 +19,10 @@
 #include "runtime/logging/logging.h"  // IWYU pragma: export
 #include "runtime/performance/performance.h"
 
+// Collective. Returns the settings of config.device for this rank. Fails with Exit::config if the ranks read different
+// files of GEMM choices, and as read_file() does.
+DeviceSettings device_settings(const Config& config, int local_rank, ControlChannel& control);
+
 struct TrainingRun {
     const Config& config;
     DirectoryLock lock;  // on run.dir, held by rank 0

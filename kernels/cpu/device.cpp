@@ -86,6 +86,7 @@ DeviceInfo device_info() {
 }
 
 std::string gpu_name() { return ""; }
+std::string gemm_choices() { return ""; }
 
 void configure_device(const DeviceSettings&) {}
 

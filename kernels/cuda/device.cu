@@ -194,8 +194,12 @@ void configure_device(const DeviceSettings& settings) {
     require_usable_device_once();
     debug_sync() = settings.debug_sync;
     graphs_are_on() = settings.graphs && !settings.debug_sync;
-    matmul_settings() = {.tf32 = settings.tf32, .gelu_epilogue = settings.gelu_epilogue};
+    matmul_settings() = {
+        .tf32 = settings.tf32, .gelu_epilogue = settings.gelu_epilogue, .time_gemms = settings.time_gemms};
+    use_matmul_choices(settings.gemm_choices);
 }
+
+std::string gemm_choices() { return matmul_choices(); }
 
 void* device_alloc(size_t bytes) {
     require(bytes > 0, "device_alloc: 0 bytes");

@@ -185,6 +185,7 @@ struct Config {
     struct Device {
         bool tf32 = false;
         bool gelu_epilogue = false;
+        std::string gemm_choices;
         bool graphs = true;
         bool debug_sync = false;
     } device;

@@ -357,6 +357,8 @@ std::vector<Option> surrounding_options(Config& c) {
          "GPU: round the operands of fp32 GEMMs to TF32: faster, 10 instead of 23 mantissa bits"},
         {"device.gelu_epilogue", &c.device.gelu_epilogue, kAnything,
          "GPU: let 16-bit GEMMs apply gelu_new before they round; then the recompute levels differ in bits"},
+        {"device.gemm_choices", &c.device.gemm_choices, kAnything,
+         "GPU: file of train_gpt tune with an algorithm for each GEMM; empty: the library's first proposals"},
         {"device.graphs", &c.device.graphs, kAnything,
          "GPU: record the passes of a micro-step as CUDA graphs and replay them", kNone},
         {"device.debug_sync", &c.device.debug_sync, kAnything,

@@ -7,7 +7,7 @@ import subprocess
 
 from ordered_pairs import as_lines, ordered_pairs
 from test_families import LLAMA, QWEN3, SPEEDRUN
-from trainer import ENVIRONMENT, ROOT, TINY, TrainerTest
+from trainer import ENVIRONMENT, ROOT, TINY, TRAINER, TrainerTest
 
 SIMULATED = ROOT / os.environ.get("OTHER_TRAINER", "build/train_gpt_simt")
 UNIT_ROUNDOFF = {"fp32": 2.0 ** -24, "bf16": 2.0 ** -8, "fp16": 2.0 ** -11}
@@ -57,6 +57,49 @@ class Simulated(TrainerTest):
         for step, (loss, expected) in enumerate(zip(fused, usual, strict=True), 1):
             self.assertLessEqual(abs(loss - expected), tolerance("bf16", step))
         self.assertEqual(self.trained("--set=device.gelu_epilogue=true", "--set=train.recompute=block")[0], fused)
+
+    def tune(self, *args, expect=0, program=SIMULATED, **environment):
+        run = subprocess.run([program, *args[:-1], "tune", args[-1], "--out", "choices"], cwd=self.dir, timeout=100,
+                             text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                             env={**ENVIRONMENT, "OMP_NUM_THREADS": "1", **environment})
+        self.assertEqual(run.returncode, expect, run.stdout)
+        return run.stdout
+
+    def test_tuned_gemms(self):
+        """The library's first proposal is slow here, and another algorithm sums in another order."""
+        usual, said = self.trained()
+        self.assertIn("the library's first proposals", said)
+        self.assertRegex(self.tune("config.json", STAND_IN_CUBLASLT="slow_first"),
+                         r"^choices: (\d+) GEMMs, [1-9]\d* of them faster ")
+        lines = (self.dir / "choices").read_text().splitlines()
+        self.assertRegex(lines[0], "^train_gpt GEMM choices 1, cuBLASLt 130100, ")
+        for gemm in ("m 120 n 60 k 40 bias =", "m 160 n 60 k 40 dgelu =", "m 40 n 384 k 60 plain =",
+                     "m 40 n 384 k 60 plain +=", "m 40 n 120 k 60 bias_gradient +="):
+            self.assertTrue(any(gemm in line for line in lines), (gemm, lines))
+        runs = [self.trained("--set=device.gemm_choices=choices") for _ in range(2)]
+        self.assertRegex(runs[0][1], rf"; {len(lines) - 1} chosen algorithms")
+        self.assertEqual(runs[0][0], runs[1][0])
+        self.assertNotEqual(runs[0][0], usual)
+        for step, (loss, expected) in enumerate(zip(runs[0][0], usual, strict=True), 1):
+            self.assertLessEqual(abs(loss - expected), tolerance("bf16", step))
+        (self.dir / "choices").write_text("\n".join(["train_gpt GEMM choices 1, cuBLASLt 1, GPU"] + lines[1:]))
+        said = subprocess.run([SIMULATED, "config.json", "--fresh", "--set=device.gemm_choices=choices"], cwd=self.dir,
+                              capture_output=True, text=True, env=ENVIRONMENT, timeout=100)
+        self.assertEqual(said.returncode, 78, said)
+        self.assertIn("device.gemm_choices begins with", said.stderr)
+        self.assertIn("CPU program", self.tune("config.json", program=TRAINER, expect=64))
+
+    def test_ranks_tune_together(self):
+        """Each stage of a pipeline has other GEMMs; the file has those of all ranks, without repetitions."""
+        config = self.write_config(train_max_steps=2, model_n_layer=2, parallel_pipeline=2,
+                                   train_total_batch_tokens=240)
+        self.tune("--nproc", "2", config)
+        gemms = [line.split(": ")[0] for line in (self.dir / "choices").read_text().splitlines()]
+        self.assertEqual(len(set(gemms)), len(gemms))
+        run = subprocess.run([SIMULATED, "--nproc", "2", config, "--set=device.gemm_choices=choices"], cwd=self.dir,
+                             capture_output=True, text=True, timeout=100, env={**ENVIRONMENT, "OMP_NUM_THREADS": "1"})
+        self.assertEqual(run.returncode, 0, run.stderr)
+        self.assertIn("chosen algorithms", run.stdout)
 
     def test_mfu_uses_the_peak_of_a_known_gpu(self):
         """MFU by llm.c's convention: 6 N + 6 layers channels length FLOPs per token; peak: the dense 16-bit rate."""

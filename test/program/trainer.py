@@ -128,7 +128,7 @@ class TrainerTest(unittest.TestCase):
         return self.run_trainer(self.write_config(**changes), *flags, expect=expect, OMP_NUM_THREADS=str(threads))
 
     def wait_for_steps(self, *processes):
-        """Waits until the run of these processes has logged a few steps; fails with the output of one that has ended."""
+        """Waits until the run of these processes has logged a few steps; fails with the output of one that ended."""
         metrics = self.dir / "run" / "metrics.jsonl"
 
         def has_steps():

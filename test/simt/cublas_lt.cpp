@@ -257,6 +257,18 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDe
     return *found ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
 }
 
+cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t, cublasLtMatmulDesc_t operation, cublasLtMatrixLayout_t a,
+                                       cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
+                                       const cublasLtMatmulAlgo_t* algorithm, cublasLtMatmulHeuristicResult_t* result) {
+    const Problem problem{*operation, *a, *b, *c, *d};
+    const int id = id_of(algorithm);
+    if (id < 0 || algorithm->data[2] != purpose_of(problem)) return CUBLAS_STATUS_INVALID_VALUE;
+    if (cublas_lt().gone[id]) return CUBLAS_STATUS_ARCH_MISMATCH;
+    result->workspaceSize = kCublasLtFacts[id].workspace_bytes;
+    result->state = CUBLAS_STATUS_SUCCESS;
+    return status_of(problem);
+}
+
 cublasStatus_t cublasLtMatmulAlgoConfigGetAttribute(const cublasLtMatmulAlgo_t* algorithm,
                                                     cublasLtMatmulAlgoConfigAttributes_t attribute, void* value,
                                                     size_t bytes, size_t* written) {
@@ -321,7 +333,8 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t operation, 
         .swapped = facts.reduction == CUBLASLT_REDUCTION_SCHEME_INPLACE && cublas_lt().products.size() % 2 == 1};
     cublas_lt().products.push_back({id, operation->epilogue, a_layout->type, d_layout->type, operation->compute,
                                     int(call.m), int(call.n), int(call.k), call.beta});
-    const float ms = cublas_lt().ms[id];
+    const bool has_gradient = operation->epilogue == CUBLASLT_EPILOGUE_BGRADB;
+    const float ms = cublas_lt().ms[id] + (has_gradient ? cublas_lt().bias_gradient_ms : 0);
     simt::queue_work(stream ? stream : simt::default_stream(), [call, ms] {
         carry_out(call);
         simt::spend(ms);

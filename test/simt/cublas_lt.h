@@ -38,6 +38,8 @@ struct CublasLt {
     bool gone[kCublasLtAlgorithms] = {};             // not proposed
     float ms[kCublasLtAlgorithms] = {};              // duration of a product, in addition to the simulation
 
+    float bias_gradient_ms = 0;  // additional time of that epilogue
+
     // Recorded calls.
     std::vector<CublasLtProduct> products;            // carried out
     int heuristics = 0, descriptions = 0, alive = 0;  // calls; made; not destroyed yet

@@ -11,7 +11,10 @@
 // Resets the GEMM settings when the scope ends.
 struct WithDefaults {
     simt::WithCublasLt library;
-    ~WithDefaults() { matmul_settings() = {}; }
+    ~WithDefaults() {
+        matmul_settings() = {};
+        use_matmul_choices("");
+    }
 };
 
 struct LayerShape {

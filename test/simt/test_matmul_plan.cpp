@@ -230,6 +230,94 @@ TEST_CASE("products: the first proposal is used, even if it is slow", "[matmul]"
     CHECK(last_algorithm() == 1);
 }
 
+// The times differ much from the library's order. 4, 5 and 6 would be the fastest, but have no fixed order of sums or
+// need too much memory.
+TEST_CASE("choices: the fastest allowed algorithm, also from the text", "[matmul]") {
+    const WithDefaults defaults;
+    matmul_settings().time_gemms = true;
+    cublas_lt().ignores_mask = true;
+    const float ms[] = {20, 30, 2, 10, 0, 0, 0};
+    std::copy_n(ms, simt::kCublasLtAlgorithms, cublas_lt().ms);
+    Layer<bf16> layer({24, 32, 120});
+    layer.check_backward_weight(false, false);
+    CHECK(last_algorithm() == 2);
+    CHECK(algorithms_used() == std::set<int>{0, 1, 2, 3});
+    const std::string first = layer.result(), text = matmul_choices();
+    CHECK(text.find("m 120 n 32 k 24 plain =") != std::string::npos);
+    CHECK(text.find(" ms instead of 30.") != std::string::npos);
+    matmul_settings().time_gemms = false;
+    for (const bool has_choice : {true, false}) {
+        use_matmul_choices(has_choice ? text : "");
+        const std::string path = cuda_matmul_path();
+        CHECK(path.find(has_choice ? "1 chosen algorithm" : "the library's first proposals") != std::string::npos);
+        cublas_lt().products.clear();
+        layer.check_backward_weight(false, false);
+        CHECK(cublas_lt().products.size() == 1);
+        CHECK(last_algorithm() == (has_choice ? 2 : 1));
+        CHECK((layer.result() == first) == has_choice);
+    }
+}
+
+TEST_CASE("choices: the first proposal wins unless another one is more than 1 % faster", "[matmul]") {
+    const WithDefaults defaults;
+    matmul_settings().time_gemms = true;
+    for (float& ms : cublas_lt().ms) ms = 2;
+    cublas_lt().ms[1] = 2.01f;
+    Layer<bf16>({24, 32, 160}).check_forward(true, false);
+    CHECK(last_algorithm() == 1);
+    CHECK(matmul_choices().find("instead of") == std::string::npos);
+    cublas_lt().ms[1] = 2.1f;
+    Layer<bf16>({24, 32, 168}).check_forward(true, false);
+    CHECK(last_algorithm() == 0);
+}
+
+TEST_CASE("choices: an algorithm that fails, or that the library no longer has, is not used", "[matmul]") {
+    const WithDefaults defaults;
+    matmul_settings().time_gemms = true;
+    cublas_lt().refuses_in_call[0] = cublas_lt().refuses_in_call[2] = true;
+    cublas_lt().ms[1] = 6;
+    Layer<bf16> layer({24, 32, 128});
+    layer.check_forward(true, false);
+    CHECK(last_algorithm() == 3);
+    matmul_settings().time_gemms = false;
+    cublas_lt().gone[3] = true;
+    use_matmul_choices(matmul_choices());
+    layer.check_forward(true, false);
+    CHECK(last_algorithm() == 1);
+}
+
+TEST_CASE("choices: separate kernels instead of a slow bias gradient", "[matmul]") {
+    const WithDefaults defaults;
+    for (const bool is_slow : {true, false}) {
+        matmul_settings().time_gemms = true;
+        for (float& ms : cublas_lt().ms) ms = 1;
+        cublas_lt().bias_gradient_ms = is_slow ? 0.1f : 0.0005f;  // the sums of columns take 0.001 ms
+        Layer<bf16> layer({24, 32, is_slow ? 144 : 152});
+        layer.check_backward_weight(true, false);
+        matmul_settings().time_gemms = false;
+        CHECK((matmul_choices().find(": apart, ") != std::string::npos) == is_slow);
+        use_matmul_choices(matmul_choices());
+        cublas_lt().products.clear();
+        layer.check_backward_weight(true, true);
+        layer.check_backward_weight(true, false);
+        CHECK(uses_of(CUBLASLT_EPILOGUE_BGRADB) == (is_slow ? 1 : 2));  // += was not timed
+        use_matmul_choices("");
+    }
+}
+
+TEST_CASE("choices: the text of another machine, and damaged lines", "[matmul]") {
+    const WithDefaults defaults;
+    const std::string header = matmul_choices();
+    use_matmul_choices(header + "a gemm: 1 2 3 4 5 6 7 f, 1.0000 ms\n");
+    CHECK(matmul_choices() == header + "a gemm: 1 2 3 4 5 6 7 f, 1.0000 ms\n");
+    expect_error(Exit::config, {"device.gemm_choices begins with", "cuBLASLt 1,", "run train_gpt tune"},
+                 [] { use_matmul_choices("train_gpt GEMM choices 1, cuBLASLt 1, some GPU\n"); });
+    for (const char* line : {"a gemm", "a gemm: 1 2 3", "a gemm: 1 2 3 4 5 6 7, 1 ms",
+                             "a gemm: 1 2 3 4 5 6 7 8 9, 1 ms", "a gemm: 1 2 3 4 5 6 7 x, 1 ms", "a gemm: , 1 ms"})
+        expect_error(Exit::config, {"invalid line", line}, [&] { use_matmul_choices(header + line); });
+    CHECK(matmul_choices() != header);  // an error changes nothing
+}
+
 TEST_CASE("products: proposed and excluded algorithms", "[matmul]") {
     const WithDefaults defaults;
     void* memory = nullptr;

@@ -2,7 +2,8 @@
 //
 // The cuBLASLt algorithm of a GEMM determines its bits. Each GEMM (types, sizes, layout, epilogue, accumulation,
 // alignment) uses the library's first proposal with a fixed order of sums, so the same GPU and version of the library
-// give the same bits. Other algorithms are used only if a plain GEMM has no such proposal.
+// give the same bits. Choices, made by timing once, replace first proposals. Algorithms without a fixed order are used
+// only if a plain GEMM has no other.
 #pragma once
 
 #include <cstddef>
@@ -11,8 +12,14 @@
 struct MatmulSettings {
     bool tf32 = false;  // GEMMs of float storage round their operands to TF32 (10 fraction bits); sums are float
     bool gelu_epilogue = false;  // 16-bit GEMMs with a bias may apply gelu_new to their sums before they are rounded
+    bool time_gemms = false;  // choose the fastest proposal at a GEMM's first use; overwrites its outputs several times
 };
 MatmulSettings& matmul_settings();
+
+// Returns the choices of all GEMMs so far as text, and uses such a text for later GEMMs; "" removes all choices. Fails
+// with Exit::config if the text was made with another GPU or version of the library.
+std::string matmul_choices();
+void use_matmul_choices(const std::string& text);
 
 // Returns one line for the log: the GEMM implementation and settings, and how many GEMMs have no algorithm with a fixed
 // order of sums.

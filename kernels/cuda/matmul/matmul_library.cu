@@ -201,6 +201,14 @@ std::vector<MatmulAlgorithm> ProductDescription::excluded_proposals(cublasLtHand
     return algorithms;
 }
 
+bool ProductDescription::accepts(cublasLtHandle_t handle, const Product& product, const MatmulAlgorithm& algorithm) {
+    set_pointers(product);
+    const auto stored = std::bit_cast<cublasLtMatmulAlgo_t>(algorithm);
+    cublasLtMatmulHeuristicResult_t result{};
+    return cublasLtMatmulAlgoCheck(handle, operation_, a_, b_, d_, d_, &stored, &result) == CUBLAS_STATUS_SUCCESS &&
+           result.workspaceSize <= kMatmulWorkspaceBytes && is_deterministic(stored);
+}
+
 cublasStatus_t ProductDescription::run(cublasLtHandle_t handle, const MatmulAlgorithm& algorithm,
                                        const Product& product, const MatmulWorkspace& workspace, Stream stream) {
     const auto stored = std::bit_cast<cublasLtMatmulAlgo_t>(algorithm);

@@ -63,6 +63,9 @@ public:
     std::vector<MatmulAlgorithm> excluded_proposals(cublasLtHandle_t handle, const Product& product,
                                                     size_t workspace_bytes);
 
+    // Whether the algorithm computes the product with a fixed order of sums, within kMatmulWorkspaceBytes.
+    bool accepts(cublasLtHandle_t handle, const Product& product, const MatmulAlgorithm& algorithm);
+
     // Queues the GEMM. If the result is not CUBLAS_STATUS_SUCCESS, it queued nothing.
     cublasStatus_t run(cublasLtHandle_t handle, const MatmulAlgorithm& algorithm, const Product& product,
                        const MatmulWorkspace& workspace, Stream stream);

@@ -4,8 +4,12 @@
 
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/matmul/matmul.h"
+#include "kernels/cuda/matmul/matmul_choices.h"
+#include "kernels/cuda/matmul/matmul_epilogue.h"
 #include "kernels/cuda/matmul/matmul_library.h"
 #include "kernels/cuda/matmul/matmul_plan.h"
+#include "kernels/cuda/matmul/matmul_timing.h"
+#include "kernels/tensor.h"
 
 namespace {
 
@@ -16,7 +20,10 @@ int& unordered_gemms() {
 
 struct Plan {
     std::unique_ptr<ProductDescription> description;
-    std::vector<MatmulAlgorithm> proposals;  // in the library's order, without those that failed; the first one is used
+    // The chosen algorithm, then the library's proposals in its order, without those that failed. The first one is
+    // used.
+    std::vector<MatmulAlgorithm> proposals;
+    double ms = 0;  // of the chosen algorithm, if it was timed
 };
 
 struct StreamMemory {
@@ -26,6 +33,7 @@ struct StreamMemory {
 struct Library {
     cublasLtHandle_t handle = nullptr;
     std::map<ProductKey, Plan> plans;
+    MatmulChoices choices;
     std::map<void*, StreamMemory> memory;  // keyed by the stream's handle
 
     Library() { check_cublas(cublasLtCreate(&handle), "cublasLtCreate"); }
@@ -53,7 +61,58 @@ std::vector<MatmulAlgorithm> proposals_of(const Library& lib, ProductDescription
     return found;
 }
 
-Plan& plan_for(Library& lib, const Product& product) {
+Plan& plan_for(Library& lib, const Product& product, Stream stream);
+
+// Milliseconds of the GEMM without its bias gradient, and of our sums of columns.
+double ms_apart(Library& lib, const Product& product, Stream stream) {
+    Product plain = product;
+    plain.epilogue = Epilogue::none;
+    plain.bias = nullptr;
+    const DeviceBuffer sums(size_t(product.n) * sizeof(float)),
+        scratch(column_sums_scratch_bytes(product.k, product.n));
+    const ColumnSums columns{.out = static_cast<float*>(sums.data()),
+                             .scratch = static_cast<float*>(scratch.data()),
+                             .values = ConstView(product.b, product.in),
+                             .rows = product.k,
+                             .cols = product.n,
+                             .accumulate = false};
+    return plan_for(lib, plain, stream).ms + time_turns([&] { column_sums(columns, stream); }, stream);
+}
+
+// Times the proposals on the product's arrays, and separate kernels instead of a bias gradient.
+MatmulChoice timed_choice(Library& lib, Plan& plan, const Product& product, Stream stream) {
+    const auto run = [&](const MatmulAlgorithm& algorithm) {
+        return plan.description->run(lib.handle, algorithm, product, workspace_of(lib, stream), stream);
+    };
+    const std::vector<TimedAlgorithm> timed = time_algorithms(plan.proposals, run, stream);
+    if (timed.empty()) return {plan.proposals.front(), "not timed"};
+    const double first_ms = timed.front().ms;
+    const auto described = [&](double ms) {
+        return format("%.4f ms", ms) + (ms == first_ms ? "" : format(" instead of %.4f ms", first_ms));
+    };
+    const TimedAlgorithm& fastest = fastest_of(timed);
+    plan.ms = fastest.ms;
+    if (product.epilogue != Epilogue::bias_gradient) return {fastest.algorithm, described(fastest.ms)};
+    const double apart_ms = ms_apart(lib, product, stream);
+    return apart_ms < fastest.ms ? MatmulChoice{{}, described(apart_ms)}
+                                 : MatmulChoice{fastest.algorithm, described(fastest.ms)};
+}
+
+// Moves the chosen algorithm to the front, or removes all if separate kernels are faster.
+void choose(Library& lib, Plan& plan, const std::string& gemm, const Product& product, Stream stream) {
+    const bool is_timed = matmul_settings().time_gemms && !lib.choices.contains(gemm) && !plan.proposals.empty() &&
+                          plan.description->accepts(lib.handle, product, plan.proposals.front());
+    if (is_timed) lib.choices[gemm] = timed_choice(lib, plan, product, stream);
+    const auto chosen = lib.choices.find(gemm);
+    if (chosen == lib.choices.end()) return;
+    const std::optional<MatmulAlgorithm>& algorithm = chosen->second.algorithm;
+    if (!algorithm)
+        plan.proposals.clear();
+    else if (plan.description->accepts(lib.handle, product, *algorithm))
+        plan.proposals.insert(plan.proposals.begin(), *algorithm);
+}
+
+Plan& plan_for(Library& lib, const Product& product, Stream stream) {
     const ProductKey key = key_of(product, matmul_settings().tf32);
     const auto known = lib.plans.find(key);
     if (known != lib.plans.end()) return known->second;
@@ -61,6 +120,7 @@ Plan& plan_for(Library& lib, const Product& product) {
     if (!library_lacks(key)) {
         plan.description = std::make_unique<ProductDescription>(key);
         plan.proposals = proposals_of(lib, *plan.description, product);
+        choose(lib, plan, text_key(key), product, stream);
     }
     return lib.plans.emplace(key, std::move(plan)).first->second;
 }
@@ -69,7 +129,7 @@ Plan& plan_for(Library& lib, const Product& product) {
 
 bool multiply(const Product& product, Stream stream) {
     Library& lib = library();
-    Plan& plan = plan_for(lib, product);
+    Plan& plan = plan_for(lib, product, stream);
     while (!plan.proposals.empty()) {
         const cublasStatus_t status =
             plan.description->run(lib.handle, plan.proposals.front(), product, workspace_of(lib, stream), stream);
@@ -91,17 +151,25 @@ float* matmul_sums(Stream stream) {
     return static_cast<float*>(sums.data());
 }
 
+std::string matmul_choices() { return text_of(library().choices); }
+
+void use_matmul_choices(const std::string& text) {
+    library().choices = text.empty() ? MatmulChoices() : matmul_choices_of(text);
+    library().plans.clear();
+}
+
 MatmulSettings& matmul_settings() {
     static MatmulSettings the_settings;
     return the_settings;
 }
 
 std::string cuda_matmul_path() {
-    const size_t version = cublasLtGetVersion();
+    const size_t version = cublasLtGetVersion(), choices = library().choices.size();
     std::string path =
-        format("cuBLASLt %zu.%zu.%zu, float sums; fp32 %s; %sthe library's first proposals", version / 10000,
-               version / 100 % 100, version % 100, matmul_settings().tf32 ? "as TF32" : "without TF32",
-               matmul_settings().gelu_epilogue ? "gelu_new in the GEMM; " : "");
+        format("cuBLASLt %zu.%zu.%zu, float sums; fp32 %s; %s%s", version / 10000, version / 100 % 100, version % 100,
+               matmul_settings().tf32 ? "as TF32" : "without TF32",
+               matmul_settings().gelu_epilogue ? "gelu_new in the GEMM; " : "",
+               choices > 0 ? format("%zu chosen algorithms", choices).c_str() : "the library's first proposals");
     if (unordered_gemms() > 0)
         path += format("; the bits of %d GEMMs may differ from run to run, because no algorithm sums in a fixed order",
                        unordered_gemms());
