@@ -37,10 +37,8 @@ int main(int argc, char** argv) {
         const RankEnvironment environment = find_rank_environment();
         install_signal_handlers(environment.rank == 0);
         Config config = load_config(line->config, line->overrides, environment.size);
-        if (config.parallel.automatic) {
-            const std::string choice = choose_layout(config, environment);
-            if (environment.rank == 0) std::printf("%s\n", choice.c_str());
-        }
+        const std::string choice = choose_plan(config, environment);
+        if (environment.rank == 0 && !choice.empty()) std::printf("%s\n", choice.c_str());
         Ranks ranks(environment, config, PROGRAM_VERSION);
         return ranks.run([&] {
             TrainingProgress progress(ranks.comm().rank == 0 ? stdout : nullptr, config.train.max_steps,

@@ -138,7 +138,7 @@ void print_result(const RangeTest& test, int last_step, const std::string& run_d
 void run_test(const Options& options, const std::string& revision) {
     const RankEnvironment environment = launched_ranks();
     Config given = load_config(options.config, options.overrides, environment.size);
-    if (given.parallel.automatic) choose_layout(given, environment);
+    choose_plan(given, environment);
     RangeTest test = test_of(options, given);
     Config config = config_of_test(given, test);
     Ranks ranks(environment, config, revision);

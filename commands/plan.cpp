@@ -67,7 +67,11 @@ void plan(const Options& options) {
     Config config = load_config(options.config, options.overrides, machine.gpus);
     std::vector<PlannedLayout> layouts;
     if (machine.gpus > 0) layouts = plan_layouts(config, machine);
-    if (config.parallel.automatic && !layouts.empty()) config = layouts[0].config;
+    const Config given = config;
+    if (config.parallel.automatic && !layouts.empty())
+        config = layouts[0].config;
+    else if (machine.gpus > 0 && config.leaves_choices())
+        if (const std::optional<PlannedLayout> choices = plan_choices(config, machine)) config = choices->config;
     const Grid grid = grid_of(config, machine.gpus);
     const std::string tokenizer =
         check_tokenizer(training_data(config), config.data.tokenizer, config.model.vocab_size);
@@ -94,7 +98,10 @@ void plan(const Options& options) {
     std::printf("FLOPs per token    %14.4e, per step %.4e\n", flops, flops * double(config.train.total_batch_tokens));
     std::printf("%s", update_table(run, config.optim.learning_rate).c_str());
     std::printf("Hugging Face       %s\n", export_text(config.model).c_str());
-    if (machine.gpus > 0) std::printf("\n%s", layout_table(layouts, config, machine).c_str());
+    if (machine.gpus == 0) return;
+    Config configured = config;
+    configured.open = given.open, configured.train.recompute = given.train.recompute;
+    std::printf("\n%s", layout_table(layouts, configured, machine).c_str());
 }
 
 }  // namespace

@@ -61,7 +61,7 @@ void tune(const Options& options, const std::string& revision) {
     const RankEnvironment environment = launched_ranks();
     Config given = load_config(options.config, options.overrides, environment.size);
     given.device.gemm_choices.clear();
-    if (given.parallel.automatic) choose_layout(given, environment);
+    choose_plan(given, environment);
     Ranks ranks(environment, given, revision);
     ranks.run([&] {
         const Config config = config_of_step(given, ranks.grid());

@@ -9,12 +9,14 @@ PIPELINE = "program: test_pipeline.Pipeline."
 LOSSES, FAMILIES = GRID + "test_losses_match_one_rank", GRID + "test_families_recomputation_and_precision"
 SCALING, LAYOUTS, PLAN = "runtime/performance/scaling.cpp", "commands/layouts.cpp", "model/plan.cpp"
 STEP_TIME, WORK = "test_cpu: step time*", "test_cpu: pipeline: the work*"
+OPEN = "program: test_plan.Plan.test_plan_chooses_an_open_micro_batch_and_recompute_level"
+COMPARED = "program: test_plan.Plan.test_plan_compares_recomputation_with_smaller_micro_batches"
 AUTO, LISTED = GRID + "test_auto_takes_the_first_layout_of_plan", "test_plan_lists_the_fastest_layouts"
 BASE, CONFIG, CHECK = "kernels/base/grid.h", "runtime/config/config.cpp", "runtime/config/check.cpp"
 OPTIONS_HEADER = "model/options.h"
 KEYS = "test_cpu: pipeline: the grid*"
 REPLICAS = "program: test_divergence.Ranks.test_a_rank_whose_weights_have_changed_is_reported"
-COMM, COMMANDS = "kernels/comm.h", "program: test_commands.FromTextToText."
+COMM, PLANS = "kernels/comm.h", "program: test_plan.Plan."
 RING = "program: test_context.Context."
 RING_LOSSES, RING_FAMILIES = RING + "test_losses_match_one_rank", RING + "test_families_recomputation_and_precision"
 RING_ROWS, RING_MEMORY = RING + "test_shorter_sequences_samples_and_questions", RING + "test_memory_and_traffic"
@@ -202,9 +204,9 @@ FAULTS = [
     ("runtime/config/config.h", "interleaved has one part by default", "PipelineSchedule::interleaved ? 2 : 1;",
      "PipelineSchedule::interleaved ? 1 : 1;", KEYS),
     (CONFIG, "a plan without --gpus is one of one rank", "world == 0 ? grid.size() : world);", "std::max(1, world));",
-     COMMANDS + "test_plan_of_a_grid"),
+     PLANS + "test_plan_of_a_grid"),
     ("commands/plan.cpp", "the plan is the first stage's", "*std::ranges::max_element(stages, {}, planned_bytes);",
-     "stages[0];", COMMANDS + "test_plan_of_stages"),
+     "stages[0];", PLANS + "test_plan_of_stages"),
     (CHECK, "parts may have no layer", "check.that(parts <= c.model.n_layer,",
      "check.that(pipeline <= c.model.n_layer,", KEYS),
     (CHECK, "several parts need no schedule", "is_interleaved == (chunks > 1)", "!is_interleaved || chunks > 1", KEYS),
@@ -361,11 +363,20 @@ FAULTS = [
     (PLAN, "a backward pass has as many collectives as a forward pass", "(recomputes ? 9 : 6) * range.count",
      "(recomputes ? 9 : 4) * range.count", WORK),
     (PLAN, "the head belongs to each part", "has_head = range.end() == shape.n_layer", "has_head = 1", WORK),
-    (LAYOUTS, "the slowest layout is first", "std::round(1000 * std::log(l.step.step_s))",
-     "std::round(-1000 * std::log(l.step.step_s))", COMMANDS + LISTED),
+    (LAYOUTS, "the slowest layout is first", "return rounded_log(l.compared_s);",
+     "return -rounded_log(l.compared_s);", PLANS + LISTED),
+    (LAYOUTS, "an open choice need not fit", "return plan.memory_bytes <= usable_bytes(layout.gpu); };",
+     "return plan.memory_bytes > 0; };", OPEN),
+    (LAYOUTS, "small micro-batches cost nothing", "kLayer_s = 1e-4", "kLayer_s = 0", OPEN),
+    (LAYOUTS, "recomputation moves no bytes", "double bytes = 0;", "double bytes = -1e9;", COMPARED),
+    (LAYOUTS, "the head keeps its rows", "if (config.open.head_rows) one", "if (false) one", OPEN),
+    (LAYOUTS, "the most recomputation comes first", "levels = {none, gelu, norm, block};",
+     "levels = {block, norm, gelu, none};", COMPARED),
+    (LAYOUTS, "a run keeps the default micro-batch", "        config = plan->config;\n", "",
+     "simulated: test_simulated.Simulated.test_an_open_micro_batch_and_recompute_level"),
     (LAYOUTS, "layouts that do not fit are listed", "return l.memory_bytes <= usable_bytes(machine.gpu); });",
      "return l.memory_bytes >= 0; });",
-     COMMANDS + "test_plan_names_what_does_not_fit"),
+     PLANS + "test_plan_names_what_does_not_fit"),
     (LAYOUTS, "auto keeps the configured layout", "    config = layouts[0].config;\n", "", AUTO),
     (CHECK, "auto ignores the keys that it chooses", "        check_auto(c, check);\n", "", KEYS),
     # ---- generation, and other programs' weights

@@ -3,7 +3,7 @@ host_faults.py."""
 LAYERS, TENSORS, SHARDING = "model/layers.cpp", "model/tensors.cpp", "model/sharding.cpp"
 STAGE, GPT, STATE, OPTIONS = "model/stage.cpp", "model/gpt.cpp", "model/state.cpp", "model/options.cpp"
 SCHEDULE, ORDERS, BALANCE = "model/schedule.cpp", "test_cpu: [pipeline]", "model/balance.cpp"
-FITTING = "program: test_commands.FromTextToText.test_plan_finds_layers_that_fit"
+FITTING = "program: test_plan.Plan.test_plan_finds_layers_that_fit"
 COMM, BALANCED = "kernels/comm.h", "test_cpu: [plan_measured]"
 PIPELINE = "program: test_pipeline.Pipeline."
 STREAMS, ADVANCE = "test/simt/streams.cpp", "test_simt: streams advance*"
@@ -80,8 +80,8 @@ FAULTS = [
      "return other->memory_bytes <= usable_bytes(layout.gpu) ? other : plan;", "return plan;", FITTING),
     ("commands/layouts.cpp", "other layers are searched without a limit",
      "pipeline_work(stages[0]), usable_bytes(layout.gpu));", "pipeline_work(stages[0]));", FITTING),
-    ("commands/layouts.cpp", "the list does not show the layers", '"  too large", layers_text(layout).c_str());',
-     '"  too large", "");', FITTING),
+    ("commands/layouts.cpp", "the list does not show the layers",
+     '"  too large", choices_text(layout, configured).c_str());', '"  too large", "");', FITTING),
     ("commands/plan_measured.cpp", "layers by measured times need not fit",
      "balanced_layers(options, work, most_bytes);", "balanced_layers(options, work);", BALANCED),
     (OPTIONS, "the parts of a stage are adjacent", "chunk * options.pipeline.size + options.pipeline.rank",

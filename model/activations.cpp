@@ -67,7 +67,7 @@ struct ActivationRow {
 };
 
 // For activations that are kept at every level.
-constexpr Recompute kNever = Recompute(int(Recompute::block) + 1);
+constexpr Recompute kNever = Recompute::automatic;
 
 constexpr const char* kBackward = "backward buffers";  // only training needs them
 

@@ -12,11 +12,12 @@
 // Activations that the backward pass recomputes instead of reading stored ones. Each level includes the previous ones.
 enum class Recompute : int {
     none,
-    gelu,   // the MLP's activation function, if it can be recomputed (not relu2)
-    norm,   // the outputs of the two norms
-    block,  // everything inside a block except its input
+    gelu,       // the MLP's activation function, if it can be recomputed (not relu2)
+    norm,       // the outputs of the two norms
+    block,      // everything inside a block except its input
+    automatic,  // only in a configuration: the program chooses a level
 };
-constexpr auto names_of(Recompute) { return std::array{"none", "gelu", "norm", "block"}; }
+constexpr auto names_of(Recompute) { return std::array{"none", "gelu", "norm", "block", "auto"}; }
 
 // The activation function between an MLP's two matrices.
 enum class ActivationFunction : int {

@@ -173,7 +173,7 @@ void check_grid(const Config& c, int world, Check& check) {
                "gather the parameters of the stage again",
                pipeline);
     const bool defers = c.parallel.pipeline_schedule == PipelineSchedule::zero_bubble;
-    check.that(!defers || c.train.recompute == Recompute::none,
+    check.that(!defers || c.train.recompute == Recompute::none || c.train.recompute == Recompute::automatic,
                "parallel.pipeline_schedule \"zero_bubble\" keeps activations for the weights' gradients: "
                "train.recompute must be \"none\", is \"%s\"",
                name_of(c.train.recompute));

@@ -135,6 +135,7 @@ std::vector<Option> changed_options(Config& config) {
 // which becomes a tenth of the run.
 static void fill_in_defaults(Config& config, int world) {
     Config::Train& train = config.train;
+    config.open = {.batch_size = train.batch_size == 0, .head_rows = train.head_rows == 0};
     if (train.batch_size == 0) train.batch_size = std::max(1, largest_batch_size(config, world, kMaxDefaultBatch));
     if (train.head_rows == 0) train.head_rows = default_head_rows(train.batch_size, train.seq_len);
     int& warmup = config.schedule.warmup_steps;

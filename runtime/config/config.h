@@ -81,7 +81,7 @@ struct Config {
         int max_steps = 19073;   // 0: no limit
         double max_epochs = 0;   // 0: no limit
         double max_minutes = 0;  // 0: no limit
-        int batch_size = 16;     // sequences per rank and micro-step; 0: largest_batch_size(), at most kMaxDefaultBatch
+        int batch_size = 16;     // sequences per rank and micro-step; 0: see `open`
         int seq_len = 1024;
         int64_t total_batch_tokens = 524288;  // per optimizer step, over all ranks
         Ramp batch_ramp;                      // total_batch_tokens of earlier steps: see batch_tokens()
@@ -189,6 +189,13 @@ struct Config {
         bool graphs = true;
         bool debug_sync = false;
     } device;
+
+    // Keys that were 0. load_config() sets batch_size to largest_batch_size(), at most kMaxDefaultBatch, and head_rows
+    // to default_head_rows(); a program that knows its GPU may choose other values.
+    struct Open {
+        bool batch_size = false, head_rows = false;
+    } open;
+    bool leaves_choices() const { return open.batch_size || train.recompute == Recompute::automatic; }
 };
 
 // Reads the configuration file, applies `overrides` ("section.key=value") in order, fills in the defaults that depend

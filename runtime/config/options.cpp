@@ -164,7 +164,9 @@ std::vector<Option> training_options(Config& c) {
          "training time in minutes, summed over all resumes; 0: no limit. wsd: the cooldown starts early enough to "
          "finish in time"},
         {"train.batch_size", &c.train.batch_size, between(0, 1 << 20),
-         "sequences per micro-batch and rank; 0: the largest number up to 8 that divides total_batch_tokens"},
+         "sequences per micro-batch and rank; 0: on a known GPU the fastest number that fits, else the largest up to "
+         "8; "
+         "both divide total_batch_tokens"},
         {"train.seq_len", &c.train.seq_len, between(1, 1 << 24), "tokens per sequence; at most model.n_positions"},
         {"train.total_batch_tokens", &c.train.total_batch_tokens, between(1, kMaxInt),
          "tokens per optimizer step over all ranks; determines the number of gradient accumulation steps"},
@@ -174,7 +176,10 @@ std::vector<Option> training_options(Config& c) {
          "seq_len of the first steps, as in batch_ramp; must divide train.seq_len, whose sequences are split"},
         {"train.precision", &c.train.precision, kAnything, "data type of activations and compute weights"},
         {"train.recompute", &c.train.recompute, kAnything,
-         "activations that the backward pass recomputes to save memory; each level includes the previous ones", kNone},
+         "activations that the backward pass recomputes to save memory; each level includes the previous ones. auto: "
+         "the "
+         "fastest that fits, none on a CPU",
+         kNone},
         {"train.head_rows", &c.train.head_rows, between(0, kMaxInt),
          "tokens whose logits are in memory at the same time; 0: one micro-batch, at most 8192"},
         {"train.on_spike", &c.train.on_spike, kAnything,

@@ -243,6 +243,7 @@ StepPrediction busy_step(const std::vector<PartTimes>& parts, const std::vector<
 static std::vector<std::pair<std::string, double*>> machine_constants(ScalingInputs& in) {
     return {{"flops_per_s", &in.gpu.flops_per_s},
             {"memory_gib", &in.gpu.memory_gib},
+            {"memory_bytes_per_s", &in.gpu.memory_bytes_per_s},
             {"link_bytes_per_s", &in.nvlink_bytes_per_s},
             {"start_s", &in.start_s},
             {"hop_s", &in.nvlink_hop_s},

@@ -58,6 +58,20 @@ class Simulated(TrainerTest):
             self.assertLessEqual(abs(loss - expected), tolerance("bf16", step))
         self.assertEqual(self.trained("--set=device.gelu_epilogue=true", "--set=train.recompute=block")[0], fused)
 
+    def test_an_open_micro_batch_and_recompute_level(self):
+        """A known GPU gets the fastest that fit; the CPU gets none and at most eight sequences."""
+        config = self.write_config(train_max_steps=2, train_batch_size=0, train_recompute="auto",
+                                   train_total_batch_tokens=20 * 24)
+        for program, gpu, batch, line in ((SIMULATED, "NVIDIA H200", 24, True), (SIMULATED, "a new GPU", 8, False),
+                                          (TRAINER, "", 8, False)):
+            for flag in ("--fresh", "--resume"):
+                said = subprocess.run([program, config, flag], cwd=self.dir, check=True, timeout=100, text=True,
+                                      stdout=subprocess.PIPE, env={**ENVIRONMENT, "SIMULATED_GPU": gpu}).stdout
+                expected = "plan     train.batch_size 24, train.recompute none: the fastest that fits 1 H200"
+                self.assertEqual(expected in said, line, said)
+            train = json.loads((self.dir / "run/config.json").read_text())["train"]
+            self.assertEqual((train["batch_size"], train["recompute"]), (batch, "none"))
+
     def tune(self, *args, expect=0, program=SIMULATED, **environment):
         run = subprocess.run([program, *args[:-1], "tune", args[-1], "--out", "choices"], cwd=self.dir, timeout=100,
                              text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -90,7 +104,7 @@ class Simulated(TrainerTest):
         self.assertIn("CPU program", self.tune("config.json", program=TRAINER, expect=64))
 
     def test_ranks_tune_together(self):
-        """Each stage of a pipeline has other GEMMs; the file has those of all ranks, without repetitions."""
+        """Each stage of a pipeline has other GEMMs; the file has the GEMMs of all ranks, without repetitions."""
         config = self.write_config(train_max_steps=2, model_n_layer=2, parallel_pipeline=2,
                                    train_total_batch_tokens=240)
         self.tune("--nproc", "2", config)

@@ -256,6 +256,12 @@ TEST_CASE("choices: the fastest allowed algorithm, also from the text", "[matmul
         CHECK(last_algorithm() == (has_choice ? 2 : 1));
         CHECK((layer.result() == first) == has_choice);
     }
+    std::string unordered = text;
+    const std::string id = "7472616e73706f73 2 ";
+    unordered.replace(unordered.find(id), id.size(), "7472616e73706f73 4 ");
+    use_matmul_choices(unordered);
+    layer.check_backward_weight(false, false);
+    CHECK(last_algorithm() == 1);
 }
 
 TEST_CASE("choices: the first proposal wins unless another one is more than 1 % faster", "[matmul]") {

@@ -26,11 +26,12 @@ static int terms_of(const Config::Parallel& parallel) {
 
 GptOptions gpt_options(const Config& config, const Grid& grid, int rank) {
     const Grid::Place place = grid.place_of(rank);
+    const Recompute given = config.train.recompute, level = given == Recompute::automatic ? Recompute::none : given;
     GptOptions options{.shape = config.model,
                        .batch = config.train.batch_size,
                        .seq_len = config.train.seq_len,
                        .precision = config.train.precision,
-                       .recompute = config.train.recompute,
+                       .recompute = level,
                        .optimizer = config.optim,
                        .averages = config.average.kind != AverageKind::none,
                        .dropout = config.model.dropout,

@@ -32,6 +32,7 @@ void set_flops(ScalingInputs& in, double flops_per_token) {
 ScalingInputs on_gpus(int gpus, const Gpt2& model, double tokens_per_rank) {
     ScalingInputs in;
     in.gpu = find_gpu("h200");
+    in.peak_share = 0.57;  // of the worked examples
     in.gpus = gpus;
     in.nvlink_bytes_per_s = in.gpu.link_bytes_per_s;
     const double c = model.n_embd;
