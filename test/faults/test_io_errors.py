@@ -211,7 +211,7 @@ class IoErrors(Campaign):
 
     def test_training_continues_while_a_save_hangs(self):
         """With --long, the save hangs long enough for a warning."""
-        hang_s = 40 if OPTIONS["long"] else 2
+        hang_s = 40 if OPTIONS["long"] else 5
         self.write_config(**{**NANO, "train_max_steps": 2000, "checkpoint_every_steps": 0})
         self.start("case")
         times = {record["step"]: record["time"] for record in self.records("case", "train", without=())}
@@ -247,8 +247,8 @@ class IoErrors(Campaign):
                 self.assertEqual(self.records("case"), whole["records"])
 
     def test_a_checkpoint_whose_directory_could_not_be_synced_is_not_committed(self):
-        """A power cut could lose its name."""
-        operations = self.operations("whole")
+        """A power cut could lose its name. Foreground saves: a save's thread may get no core before the kill."""
+        operations = self.operations("whole", *FOREGROUND)
         whole = self.result("whole")
         syncs = [operation for operation in operations
                  if operation.call == "fsync" and operation.path.endswith("/checkpoints")]
@@ -260,7 +260,7 @@ class IoErrors(Campaign):
                 self.drop("case")
                 rules = f"call=fsync,path=*/case/checkpoints,nth={commit},action=EIO;" \
                         f"call=pwrite,path=*/case/metrics.jsonl,nth={step + 3},action=kill"
-                outcome = self.start("case", faults=rules)
+                outcome = self.start("case", *FOREGROUND, faults=rules)
                 self.assertFalse(self.step_dir(step, "case").exists(), outcome)
                 self.assertLess(outcome.reported_step(), step)
                 self.recover("case", outcome, whole, rules)

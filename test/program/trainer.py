@@ -71,6 +71,17 @@ def wait_until(holds, what, seconds=120):
         time.sleep(0.01)
 
 
+def written_by(process):
+    """Returns what a process has written to its stderr so far, if that is a pipe."""
+    if not process.stderr:
+        return ""
+    os.set_blocking(process.stderr.fileno(), False)
+    try:
+        return os.read(process.stderr.fileno(), 1 << 16).decode(errors="replace")
+    except BlockingIOError:
+        return ""
+
+
 @functools.lru_cache(maxsize=None)
 def small_data():
     """Returns a folder with text.txt and data/, which prepare made from 2 kB of text with the bytes tokenizer."""
@@ -128,16 +139,17 @@ class TrainerTest(unittest.TestCase):
         return self.run_trainer(self.write_config(**changes), *flags, expect=expect, OMP_NUM_THREADS=str(threads))
 
     def wait_for_steps(self, *processes):
-        """Waits until the run of these processes has logged a few steps; fails with the output of one that ended."""
+        """Waits until the run of these processes has logged a few steps; fails with their output if none is logged."""
         metrics = self.dir / "run" / "metrics.jsonl"
 
         def has_steps():
-            for process in processes:
-                if process.poll() is not None:
-                    self.fail(f"exit code {process.returncode}: {process.stderr and process.stderr.read()}")
+            assert all(process.poll() is None for process in processes), "a process has ended"
             return metrics.exists() and metrics.read_text().count("\n") > 3
 
-        wait_until(has_steps, "no step was made")
+        try:
+            wait_until(has_steps, "no step was made")
+        except AssertionError as error:
+            self.fail(f"{error}: {[(process.returncode, written_by(process)) for process in processes]}")
 
     def records(self, run="run", kind=None, without=TIMES):
         """Returns the records of metrics.jsonl without fields that depend on the clock, and without slow ranks."""

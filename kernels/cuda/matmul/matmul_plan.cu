@@ -33,7 +33,6 @@ struct StreamMemory {
 struct Library {
     cublasLtHandle_t handle = nullptr;
     std::map<ProductKey, Plan> plans;
-    MatmulChoices choices;
     std::map<void*, StreamMemory> memory;  // keyed by the stream's handle
 
     Library() { check_cublas(cublasLtCreate(&handle), "cublasLtCreate"); }
@@ -43,6 +42,12 @@ struct Library {
 Library& library() {
     static Library& the_library = *new Library;
     return the_library;
+}
+
+// Apart from the library, which cannot be created without a GPU.
+MatmulChoices& choices() {
+    static MatmulChoices the_choices;
+    return the_choices;
 }
 
 MatmulWorkspace workspace_of(Library& lib, Stream stream) {
@@ -100,11 +105,11 @@ MatmulChoice timed_choice(Library& lib, Plan& plan, const Product& product, Stre
 
 // Moves the chosen algorithm to the front, or removes all if separate kernels are faster.
 void choose(Library& lib, Plan& plan, const std::string& gemm, const Product& product, Stream stream) {
-    const bool is_timed = matmul_settings().time_gemms && !lib.choices.contains(gemm) && !plan.proposals.empty() &&
+    const bool is_timed = matmul_settings().time_gemms && !choices().contains(gemm) && !plan.proposals.empty() &&
                           plan.description->accepts(lib.handle, product, plan.proposals.front());
-    if (is_timed) lib.choices[gemm] = timed_choice(lib, plan, product, stream);
-    const auto chosen = lib.choices.find(gemm);
-    if (chosen == lib.choices.end()) return;
+    if (is_timed) choices()[gemm] = timed_choice(lib, plan, product, stream);
+    const auto chosen = choices().find(gemm);
+    if (chosen == choices().end()) return;
     const std::optional<MatmulAlgorithm>& algorithm = chosen->second.algorithm;
     if (!algorithm)
         plan.proposals.clear();
@@ -151,10 +156,11 @@ float* matmul_sums(Stream stream) {
     return static_cast<float*>(sums.data());
 }
 
-std::string matmul_choices() { return text_of(library().choices); }
+std::string matmul_choices() { return text_of(choices()); }
 
 void use_matmul_choices(const std::string& text) {
-    library().choices = text.empty() ? MatmulChoices() : matmul_choices_of(text);
+    if (text.empty() && choices().empty()) return;
+    choices() = text.empty() ? MatmulChoices() : matmul_choices_of(text);
     library().plans.clear();
 }
 
@@ -164,12 +170,12 @@ MatmulSettings& matmul_settings() {
 }
 
 std::string cuda_matmul_path() {
-    const size_t version = cublasLtGetVersion(), choices = library().choices.size();
-    std::string path =
-        format("cuBLASLt %zu.%zu.%zu, float sums; fp32 %s; %s%s", version / 10000, version / 100 % 100, version % 100,
-               matmul_settings().tf32 ? "as TF32" : "without TF32",
-               matmul_settings().gelu_epilogue ? "gelu_new in the GEMM; " : "",
-               choices > 0 ? format("%zu chosen algorithms", choices).c_str() : "the library's first proposals");
+    const size_t version = cublasLtGetVersion();
+    std::string path = format("cuBLASLt %zu.%zu.%zu, float sums; fp32 %s; %s%s", version / 10000, version / 100 % 100,
+                              version % 100, matmul_settings().tf32 ? "as TF32" : "without TF32",
+                              matmul_settings().gelu_epilogue ? "gelu_new in the GEMM; " : "",
+                              choices().empty() ? "the library's first proposals"
+                                                : format("%zu chosen algorithms", choices().size()).c_str());
     if (unordered_gemms() > 0)
         path += format("; the bits of %d GEMMs may differ from run to run, because no algorithm sums in a fixed order",
                        unordered_gemms());
