@@ -279,10 +279,10 @@ std::string layout_table(const std::vector<PlannedLayout>& layouts, const Config
 
 std::string choose_plan(Config& config, const RankEnvironment& environment) {
     const Config given = config;
-    const bool is_known = gpu_of_device(gpu_name()) != nullptr;
     config.open = {};
     if (config.train.recompute == Recompute::automatic) config.train.recompute = Recompute::none;
-    if (!given.parallel.automatic && !(given.leaves_choices() && is_known)) return "";
+    const bool is_open = given.parallel.automatic || (given.leaves_choices() && gpu_of_device(gpu_name()));
+    if (!is_open) return "";
 
     ScalingInputs machine = machine_of_device(gpu_name());
     machine.gpus = environment.size;

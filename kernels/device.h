@@ -31,7 +31,7 @@ struct DeviceInfo {
 DeviceInfo device_info();
 
 // Returns the name of the GPU that this process uses, or would use before open_comm(), without allocating on it; empty
-// on a CPU.
+// on a CPU. Fails with Exit::os without a driver or GPU.
 std::string gpu_name();
 
 // Settings of the device; the CPU ignores them.

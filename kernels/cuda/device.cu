@@ -146,7 +146,8 @@ std::string current_bus_id() {
     return bus_id;
 }
 
-void require_usable_device() {
+// The driver and the number of GPUs. Uses no GPU.
+static StartupFacts driver_facts() {
     StartupFacts facts;
     if (cudaDriverGetVersion(&facts.driver_version) != cudaSuccess) facts.driver_version = 0;
     check_cuda(cudaRuntimeGetVersion(&facts.toolkit_version), "cudaRuntimeGetVersion");
@@ -155,6 +156,11 @@ void require_usable_device() {
         facts.device_count = 0;
         facts.count_error = cudaGetErrorString(counted);
     }
+    return facts;
+}
+
+void require_usable_device() {
+    StartupFacts facts = driver_facts();
     if (facts.device_count > 0) {
         const cudaDeviceProp device = current_device();
         facts.device_name = device.name;
@@ -188,7 +194,10 @@ DeviceInfo device_info() {
     return info;
 }
 
-std::string gpu_name() { return current_device().name; }
+std::string gpu_name() {
+    check_startup(driver_facts());
+    return current_device().name;
+}
 
 void configure_device(const DeviceSettings& settings) {
     require_usable_device_once();
