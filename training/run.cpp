@@ -6,7 +6,7 @@
 DeviceSettings device_settings(const Config& config, int local_rank, ControlChannel& control) {
     const Config::Device& device = config.device;
     const std::string choices = device.gemm_choices.empty() ? "" : read_file(device.gemm_choices);
-    control.require_same(choices, "device.gemm_choices");
+    if (!device.gemm_choices.empty()) control.require_same(choices, "device.gemm_choices");
     return {.local_rank = local_rank,
             .tf32 = device.tf32,
             .gelu_epilogue = device.gelu_epilogue,

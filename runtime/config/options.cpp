@@ -165,8 +165,7 @@ std::vector<Option> training_options(Config& c) {
          "finish in time"},
         {"train.batch_size", &c.train.batch_size, between(0, 1 << 20),
          "sequences per micro-batch and rank; 0: on a known GPU the fastest number that fits, else the largest up to "
-         "8; "
-         "both divide total_batch_tokens"},
+         "8; both divide total_batch_tokens"},
         {"train.seq_len", &c.train.seq_len, between(1, 1 << 24), "tokens per sequence; at most model.n_positions"},
         {"train.total_batch_tokens", &c.train.total_batch_tokens, between(1, kMaxInt),
          "tokens per optimizer step over all ranks; determines the number of gradient accumulation steps"},
@@ -177,8 +176,7 @@ std::vector<Option> training_options(Config& c) {
         {"train.precision", &c.train.precision, kAnything, "data type of activations and compute weights"},
         {"train.recompute", &c.train.recompute, kAnything,
          "activations that the backward pass recomputes to save memory; each level includes the previous ones. auto: "
-         "the "
-         "fastest that fits, none on a CPU",
+         "the fastest that fits, none on a CPU",
          kNone},
         {"train.head_rows", &c.train.head_rows, between(0, kMaxInt),
          "tokens whose logits are in memory at the same time; 0: one micro-batch, at most 8192"},
