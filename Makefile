@@ -3,7 +3,7 @@ CXX      ?= g++
 OPT      ?= -O2
 MARCH    ?= native
 ARCH     ?= 80 86 89 90 100 120
-PTX      ?= $(call ptx_of,$(lastword $(ARCH)))
+PTX      ?= $(call ptx_of,$(lastword $(ARCHITECTURES)))
 BUILD    ?= build
 # WERROR=1 (set by the tests): warnings and register spills are errors. New compilers must not break a user's build.
 WERROR   ?=
@@ -21,8 +21,7 @@ DATE     := $(or $(shell git log -1 --format=%cs 2> /dev/null),$(shell date -r C
 PROGRAM_VERSION := $(VERSION) ($(REVISION)$(DATE:%=, %))
 comma    := ,
 
-# g++ 12 warns about std::string at -O3 (GCC bug 105651). clang does not know that warning, and warns about loops that
-# it cannot vectorize. Without AVX-512, g++ notes how wide vectors are passed (psabi).
+# restrict: GCC bug 105651. pass-failed: clang's, of loops that it cannot vectorize. psabi: g++'s, of wide vectors.
 WARNINGS := -Wall -Wextra -Wshadow $(if $(filter 1,$(WERROR)),-Werror) -Wno-restrict -Wno-unknown-warning-option \
             -Wno-pass-failed -Wno-psabi
 
@@ -68,15 +67,17 @@ AT_START     := $(call object,runtime/io/cpu_features.cpp)
 GPU_CODE     := $(if $(SHARED),$(BUILD)/lib/libtrain_gpt_cuda.so $(AT_START),$(HOST) $(CUDA))
 CPU_LIBS      = -ldnnl $(if $(filter 1,$(MPI)),$(MPI_LIBS)) $(LIBS)
 
-# GPUs of one generation share their PTX: half of nvcc's time for the same machine code.
+# GPUs of one generation share their PTX: half of nvcc's time for the same machine code. 90 stands for 90a.
+GPUS_HERE  = $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2> /dev/null | tr -d . | sort -nu)
+ARCHITECTURES := $(patsubst 90,90a,$(or $(if $(filter native,$(ARCH)),$(GPUS_HERE)),$(ARCH)))
 ptx_of     = $(or $(if $(filter 86 87 89,$(1)),80),$(if $(filter 103 120 121,$(1)),100),$(1))
-GENCODE   := $(if $(filter native,$(ARCH)),-arch=native,\
-               $(foreach arch,$(ARCH),-gencode=arch=compute_$(call ptx_of,$(arch)),code=sm_$(arch)) \
+GENCODE   := $(if $(filter native,$(ARCHITECTURES)),-arch=native,\
+               $(foreach arch,$(ARCHITECTURES),-gencode=arch=compute_$(call ptx_of,$(arch)),code=sm_$(arch)) \
                -gencode=arch=compute_$(PTX),code=compute_$(PTX))
 NVCCFLAGS  = -std=c++20 -O3 --expt-relaxed-constexpr -lineinfo -I. $(GENCODE) -Xptxas -v \
              $(if $(filter 1,$(WERROR)),-Werror all-warnings) \
              -Xcompiler -Wall,-Wextra,-Wno-unused-parameter$(if $(SHARED),$(comma)-fPIC) \
-             -DCUDA_ARCHITECTURES='"$(strip $(ARCH))"' $(NVCC_EXTRA)
+             -DCUDA_ARCHITECTURES='"$(strip $(ARCHITECTURES))"' $(NVCC_EXTRA)
 GPU_LIBS  := $(if $(findstring mpi,$(LAUNCHER_CUDA)),$(MPI_LIBS)) $(CUDA_LIBS)
 
 TRAINERS  := $(BUILD)/train_gpt_cpu $(if $(and $(NVCC),$(CUDA_SOURCES)),$(BUILD)/train_gpt)
@@ -121,8 +122,7 @@ $(BUILD)/%.cu.o: %.cu
 # check_ptxas.py reads ptxas's output and reports spills and local memory.
 NVCC_OBJECTS := $(sort $(call object,$(CUDA_SOURCES) $(wildcard test/ptx_probe/*.cu) dev/bench_matmul.cu))
 $(NVCC_OBJECTS): $(BUILD)/%.cu.o: %.cu
-	@mkdir -p $(@D)
-	@echo nvcc $<
+	@mkdir -p $(@D); echo nvcc $<
 	@set -o pipefail; $(NVCC) $(NVCCFLAGS) -MMD -MP -MT $@ -MF $(@:.o=.d) -c -o $@.part $< 2>&1 \
 	    | scripts/check_ptxas.py $(if $(filter 1,$(WERROR)),--werror) $(BUILD)/ptxas/$(subst /,.,$*).tsv && mv $@.part $@
 $(NVCC_OBJECTS): SHELL := bash

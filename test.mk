@@ -10,7 +10,7 @@ OPS_TESTS    := $(SEAM_TESTS) $(REFERENCE) $(wildcard test/model/test_model*.cpp
                 test/support/allocations.cpp $(TEST_MAIN)
 BENCH        := $(filter-out dev/bench_matmul%,$(wildcard dev/bench*.cpp))
 BENCH_MATMUL := $(addprefix dev/bench_,matmul.cpp report.cpp timing.cpp workloads.cpp)
-PROBE        := $(wildcard test/ptx_probe/*.cu)
+PROBE        := $(wildcard test/ptx_probe/*.cu) kernels/cuda/hopper/tensor_map.cu
 # The faulty file system of test/faults is built if libfuse3 is found.
 FUSE_FLAGS  := -DFUSE_USE_VERSION=31 -lfuse3
 FUSE        := $(call calls,fuse3/fuse.h,fuse_version(),$(FUSE_FLAGS))
@@ -138,7 +138,7 @@ PTX_TEXT := $(BUILD)/ptx_text
 $(BUILD)/ptx_probe_text: $(SIMT_CORE) $(PROBE:%=$(BUILD)/simt_text/%.o)
 	$(CXX) -o $@ $^ $(LINK_RPATH)
 $(PTX_TEXT)/simt/ptx_twins.h: kernels/cuda/ptx.cuh
-$(PTX_TEXT)/simt/hopper_twins.h: test/ptx_probe/ptx_hopper.cuh test/ptx_probe/ptx_wgmma.cuh
+$(PTX_TEXT)/simt/hopper_twins.h: kernels/cuda/hopper/ptx_hopper.cuh kernels/cuda/hopper/ptx_wgmma.cuh
 $(PTX_TEXT)/simt/%.h: test/ptx_probe/translate_ptx.py
 	$< $(word 2,$^) $@
 $(PROBE:%=$(BUILD)/simt_text/%.o): $(addprefix $(PTX_TEXT)/simt/,ptx_twins.h hopper_twins.h)

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Generates test/ptx_probe/ptx_wgmma.cuh: each width of wgmma needs an asm statement with its number of operands.
+"""Generates kernels/cuda/hopper/ptx_wgmma.cuh: each width of wgmma needs an asm statement with its number of operands.
 
-    python3 dev/generate_wgmma.py > test/ptx_probe/ptx_wgmma.cuh
+    python3 dev/generate_wgmma.py > kernels/cuda/hopper/ptx_wgmma.cuh
 """
 import textwrap
 
@@ -9,7 +9,7 @@ WIDTHS = [8, 16, 32, 64, 96, 128, 192, 256]
 COLUMNS = 118
 
 HEAD = """\
-// Made by dev/generate_wgmma.py: wgmma m64nNk16 in inline PTX, a part of test/ptx_probe/ptx_hopper.cuh.
+// Made by dev/generate_wgmma.py: wgmma m64nNk16 in inline PTX, a part of kernels/cuda/hopper/ptx_hopper.cuh.
 // clang-format off
 #pragma once
 """

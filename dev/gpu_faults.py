@@ -1,7 +1,7 @@
 """Faults that are harmless on a simulated GPU but break a real one, for dev/plant_faults.py. The same form as
 host_faults.py, with the tests "test_simt: NAMES" with options, and "ptx_text"."""
-CUDA, PROBE = "kernels/cuda/", "test/ptx_probe/"
-PTX, HOPPER, WGMMA = CUDA + "ptx.cuh", PROBE + "ptx_hopper.cuh", PROBE + "ptx_wgmma.cuh"
+CUDA = "kernels/cuda/"
+PTX, HOPPER, WGMMA = (CUDA + name for name in ("ptx.cuh", "hopper/ptx_hopper.cuh", "hopper/ptx_wgmma.cuh"))
 NORM, TOTALS, LOSS, EMBEDDING = (CUDA + name for name in ("norm.cu", "group_totals.cu", "cross_entropy.cu",
                                                           "embedding.cu"))
 OPTIMIZER, GRAD_NORM = CUDA + "optimizer.cu", CUDA + "grad_norm.cu"

@@ -13,8 +13,8 @@ MAX_LINES = {"README.md": 150, "Makefile": 150}  # other files: MAX_FILE_LINES
 CPP = {".h", ".cpp", ".cu", ".cuh"}
 SOURCES = CPP | {".py", ".sh", ".js", ".css", ".html"}
 BUNDLED = "commands/report/uplot"  # unmodified files of another project
-MAY_USE_IF = {"kernels/numeric.h", "kernels/cuda/launch.cuh", "kernels/cuda/ptx.cuh", "test/ptx_probe/ptx_hopper.cuh",
-              "test/simt/include/cuda_runtime.h", "test/support/catch.h"}
+MAY_USE_IF = {"kernels/numeric.h", "kernels/cuda/launch.cuh", "kernels/cuda/ptx.cuh",
+              "kernels/cuda/hopper/ptx_hopper.cuh", "test/simt/include/cuda_runtime.h", "test/support/catch.h"}
 # Launchers give ranks their number in environment variables, which does not affect results; tests use them to control
 # stand-ins, the simulated GPU and injected faults.
 MAY_READ_ENVIRONMENT = {"runtime/cluster/rank_environment.cpp", "test/simt/nccl_stand_in.cpp", "test/simt/runtime.cpp",
@@ -49,7 +49,7 @@ ARROWS = {
     "kernels/shared": BACKEND,
     "kernels/ranks": [*BACKEND, "kernels/ranks"],
     "kernels/cpu": [*BACKEND, "kernels/ranks", "kernels/cpu"],
-    "kernels/cuda": [*BACKEND, "kernels/cuda", "kernels/cuda/matmul", "kernels/cuda/attention"],
+    "kernels/cuda": [*BACKEND, "kernels/cuda", *(f"kernels/cuda/{room}" for room in ("matmul", "attention", "hopper"))],
     "test": None,
     "dev": None,
 }

@@ -8,7 +8,7 @@ from trainer import ROOT
 sys.path.insert(0, str(ROOT / "test/ptx_probe"))
 import translate_ptx  # noqa: E402
 
-HEADERS = ["kernels/cuda/ptx.cuh", "test/ptx_probe/ptx_hopper.cuh"]
+HEADERS = ["kernels/cuda/ptx.cuh", "kernels/cuda/hopper/ptx_hopper.cuh"]
 
 
 def words_of(program):

@@ -1,7 +1,7 @@
-// Probes of test/ptx_probe/ptx_hopper.cuh, except tensor copies.
+// Probes of kernels/cuda/hopper/ptx_hopper.cuh, except tensor copies.
 #include "kernels/cuda/launch.cuh"
 #include "test/ptx_probe/probe.h"
-#include "test/ptx_probe/ptx_hopper.cuh"
+#include "kernels/cuda/hopper/ptx_hopper.cuh"
 
 namespace {
 

@@ -34,8 +34,8 @@ std::vector<uint32_t> run(const Probe& probe) {
     check_cuda(cudaMemcpy(out, words.data(), words.size() * 4, cudaMemcpyHostToDevice), "cudaMemcpy");
     ProbeArgs args{out, in, int(probe.input.size()), probe.tensor.box_words(), {}, {}};
     if (probe.tensor.rank > 0) {
-        args.from = make_tensor_map(probe.tensor, in);
-        args.to = make_tensor_map(probe.tensor, out);
+        args.from = make_tensor_map({in, Dtype::fp32}, probe.tensor.shape());
+        args.to = make_tensor_map({out, Dtype::fp32}, probe.tensor.shape());
     }
     launch(probe.kernel,
            {.name = probe.wrapper.c_str(),

@@ -7,25 +7,26 @@
 // zero sum and the bits of a NaN, which have no meaning.
 #pragma once
 
-#include <cudaTypedefs.h>
-
-#include <array>
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <vector>
 
-// An FP32 tensor of up to five dimensions, the innermost first, and the box that one copy moves.
-struct TensorShape {
+#include "kernels/cuda/hopper/tensor_map.h"
+
+// A dense FP32 tensor of up to five dimensions, the innermost first, and the box that one copy moves.
+struct DenseTensor {
     int rank = 0;
     uint64_t size[5] = {};
     uint32_t box[5] = {};
-    int swizzle = 0;  // ptx::Swizzle
+    ptx::Swizzle swizzle = ptx::SWIZZLE_NONE;
 
-    // In bytes; of all dimensions except the first.
-    std::array<uint64_t, 4> strides() const {
-        std::array<uint64_t, 4> all{};
+    TensorShape shape() const {
+        TensorShape all{.rank = rank, .swizzle = swizzle};
+        std::copy_n(size, 5, all.size);
+        std::copy_n(box, 5, all.box);
         uint64_t bytes = sizeof(float);
-        for (int i = 1; i < rank; i++) all[size_t(i - 1)] = bytes *= size[i - 1];
+        for (int i = 1; i < rank; i++) all.strides[i - 1] = bytes *= size[i - 1];
         return all;
     }
     int words() const {
@@ -39,9 +40,6 @@ struct TensorShape {
         return int(count);
     }
 };
-
-// The map of a tensor at `base` (device memory, 16-byte aligned).
-CUtensorMap make_tensor_map(const TensorShape& shape, void* base);
 
 struct ProbeArgs {
     uint32_t* out;
@@ -59,7 +57,7 @@ struct Probe {
     size_t shared_bytes = 0;
     std::vector<uint32_t> input{};
     int cluster = 1;
-    TensorShape tensor{};  // in the input and at the beginning of the output
+    DenseTensor tensor{};  // in the input and at the beginning of the output
 };
 
 // Probes that run in one process: a probe that hangs or crashes only stops the rest of its group.

@@ -1,11 +1,11 @@
-// Probes of the tensor copies in test/ptx_probe/ptx_hopper.cuh: a box of a tensor of two to five dimensions, partly
+// Probes of tensor copies (kernels/cuda/hopper/ptx_hopper.cuh): a box of a tensor of two to five dimensions, partly
 // outside the tensor, to shared memory, from there to another tensor, and added to it. A load may begin before the
 // tensor; a store may only end after it.
 #include <bit>
 
 #include "kernels/cuda/launch.cuh"
 #include "test/ptx_probe/probe.h"
-#include "test/ptx_probe/ptx_hopper.cuh"
+#include "kernels/cuda/hopper/ptx_hopper.cuh"
 
 namespace {
 
@@ -104,7 +104,7 @@ std::vector<uint32_t> whole_floats(int count) {
     return words;
 }
 
-template <int kRank, bool kMulticast> Probe tensor_copy(const std::string& what, const TensorShape& shape) {
+template <int kRank, bool kMulticast> Probe tensor_copy(const std::string& what, const DenseTensor& shape) {
     const int blocks = kMulticast ? 2 : 1;
     return {.wrapper = (kMulticast ? "tma_load_multicast<" : "tma_load,tma_store<") + what + ">",
             .kernel = tensor_copy_kernel<kRank, kMulticast>,
@@ -119,7 +119,7 @@ template <int kRank, bool kMulticast> Probe tensor_copy(const std::string& what,
 }  // namespace
 
 std::vector<ProbeGroup> tensor_copy_probes() {
-    const TensorShape two{2, {20, 6}, {8, 4}}, three{3, {8, 5, 3}, {4, 3, 2}}, four{4, {8, 3, 3, 2}, {4, 2, 2, 2}},
+    const DenseTensor two{2, {20, 6}, {8, 4}}, three{3, {8, 5, 3}, {4, 3, 2}}, four{4, {8, 3, 3, 2}, {4, 2, 2, 2}},
         five{5, {8, 3, 2, 2, 2}, {4, 2, 2, 2, 1}};
     return {
         {"tensor_copies",

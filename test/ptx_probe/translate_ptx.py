@@ -86,7 +86,7 @@ def device_part(path):
     """Returns the device code of a header, with the parts that it includes."""
     text = (ROOT / path).read_text("utf-8")
     text = text.split("#ifdef __CUDACC__\n")[-1].split("#else\n")[0].replace("#pragma once\n", "")
-    return re.sub(r'#include "(test/ptx_probe/[^"]*)"', lambda part: device_part(part[1]), text)
+    return re.sub(r'#include "(kernels/cuda/hopper/[^"]*)"', lambda part: device_part(part[1]), text)
 
 
 def translated(source):

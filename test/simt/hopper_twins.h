@@ -1,5 +1,5 @@
-// Twins of the wrappers in test/ptx_probe/ptx_hopper.cuh in plain C++ for the simulator: mbarrier, tensor copies (TMA),
-// warpgroup products (wgmma), clusters. That file documents names and contracts.
+// Twins of the wrappers in kernels/cuda/hopper/ptx_hopper.cuh in plain C++ for the simulator: mbarrier, tensor copies
+// (TMA), warpgroup products (wgmma), clusters. That file documents names and contracts.
 //
 // Late and poisoned: memory that an asynchronous unit will write is NaN as soon as the operation is issued. Tensor
 // copies land only when no thread can run (or at random with a seed), bulk stores read their source when they are

@@ -3,7 +3,7 @@
 #include <cmath>
 #include <random>
 
-#include "test/ptx_probe/ptx_hopper.cuh"
+#include "kernels/cuda/hopper/ptx_hopper.cuh"
 #include "test/simt/planted.h"
 
 namespace {

@@ -1,4 +1,4 @@
-// Made by dev/generate_wgmma.py: wgmma m64nNk16 in inline PTX, a part of test/ptx_probe/ptx_hopper.cuh.
+// Made by dev/generate_wgmma.py: wgmma m64nNk16 in inline PTX, a part of kernels/cuda/hopper/ptx_hopper.cuh.
 // clang-format off
 #pragma once
 

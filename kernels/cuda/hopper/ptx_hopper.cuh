@@ -1,6 +1,5 @@
-// Wrappers for future kernels for Hopper, tested here until a kernel uses them. Instructions of sm_90a: mbarriers,
-// tensor copies (TMA), warpgroup products (wgmma), clusters. Including this file has no effect on other
-// architectures; using it there does not compile.
+// Instructions of sm_90a: mbarriers, tensor copies (TMA), warpgroup products (wgmma), clusters. On other architectures,
+// this file can be included, but its use does not compile: a kernel's body is for kHasHopper only.
 //
 // The exact rules that the simulator checks:
 //   mbarrier   init(count) starts phase 0. A phase ends when no arrival is pending and all expected bytes have landed;
@@ -16,7 +15,18 @@
 //              data loaded by TMA.
 #pragma once
 
-#include "kernels/cuda/ptx.cuh"
+#include "kernels/cuda/ptx.cuh"  // IWYU pragma: export
+
+namespace ptx {
+
+// Whether this compilation is for sm_90a.
+#if defined(SIMT) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+inline constexpr bool kHasHopper = true;
+#else
+inline constexpr bool kHasHopper = false;
+#endif
+
+}  // namespace ptx
 
 #ifdef __CUDACC__
 #define PTX __device__ __forceinline__
@@ -234,7 +244,7 @@ template <int kKeep> PTX void wgmma_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kKeep) : "memory");
 }
 
-#include "test/ptx_probe/ptx_wgmma.cuh"
+#include "kernels/cuda/hopper/ptx_wgmma.cuh"  // IWYU pragma: export
 
 // ---- clusters and registers ----
 
