@@ -42,7 +42,7 @@ $(BUILD)/bench_matmul_cuda: $(call object,$(BENCH_MATMUL) dev/bench_matmul.cu) $
 # The same holds for cases without kernels of their own. Misaligned vectors are always checked (simt/alignment.cpp).
 SIMT_FLAGS   := -std=c++20 -march=$(MARCH) -fno-math-errno -g1 -I. -Itest/simt/include -MMD -MP \
                 $(if $(DEPS),-isystem $(DEPS)/include) $(WARNINGS) -Wno-unknown-pragmas \
-                -Wno-unused-const-variable -DCUDA_ARCHITECTURES='"simulated"'
+                -Wno-unused-const-variable -DCUDA_ARCHITECTURES='"90a, simulated"'
 SIMT_CORE    := $(patsubst %,$(BUILD)/simt_core/%.o,$(filter-out test/simt/test_% test/simt/main.cpp, \
                   $(wildcard test/simt/*.cpp)))
 SIMT_CASES   := $(filter test/kernels/test_ops_%,$(SEAM_TESTS))

@@ -55,7 +55,7 @@ int main(int argc, char** argv) {
             ranks.control().require_same(digest, "the digest of data.train");
             if (must_stop_early(ranks.comm(), progress)) return Exit::again;
             RunStart start = start_run(config, line->start, digest, ranks.comm());
-            configure_device(device_settings(config, environment.local_rank, ranks.control()));
+            configure_device(device_settings(config, ranks));
             progress.begin(start.checkpoint ? "loading the checkpoint" : "preparing the model");
             TrainingRun run(config, ranks, std::move(dataset), std::move(questions), start, progress);
             start.checkpoint.reset();

@@ -9,6 +9,7 @@
 
 namespace {
 
+constexpr const char* kCheckKernels = "check-kernels";
 constexpr const char* kRankOptions[] = {"--nproc", "--node", "--master"};
 
 bool is_rank_option(const std::string& name) { return std::ranges::find(kRankOptions, name) != std::end(kRankOptions); }
@@ -179,7 +180,8 @@ void check_command(const CLI::App& app) {
             fail(Exit::usage, "unexpected \"%s\" before the command %s", option->results().front(),
                  command->get_name());
         }
-        if (command->get_option_no_throw("--nproc")) continue;
+        // Each rank of a run starts check-kernels.
+        if (command->get_option_no_throw("--nproc") || command->get_name() == kCheckKernels) continue;
         const RankEnvironment ranks = launched_ranks();
         if (ranks.size > 1)
             fail(Exit::usage, "%s runs as a single process, but %s has started %d: run it without %s",
@@ -255,6 +257,19 @@ std::vector<Argument> add_tokenizer_options(const Command& command, TokenizerCho
             command.add("--end-of-text", &choice.end_of_text, kEndOfTextHelp).type_name("TOKEN")};
 }
 
+static void add_check_kernels(CLI::App& app) {
+    struct Options {
+        int gpu = 0;
+        std::vector<std::string> names;
+    };
+    auto options = std::make_shared<Options>();
+    const Command command(app, kCheckKernels,
+                          "compare the kernels for this GPU's compute capability with the portable ones");
+    command.add("NAME", &options->names, "kernels to compare; default: all");
+    command.add("--gpu", &options->gpu, "number of the GPU").show_default();
+    command.on_parsed([options] { check_kernels(options->names, options->gpu); });
+}
+
 void add_ranks(const Command& command, CommandLine& line) {
     const Argument nproc =
         command.add("--nproc", &line.nproc, "number of ranks to start on this machine").integer_in(1, 1024);
@@ -291,7 +306,7 @@ void evaluate_on_ranks(const ModelSource& source, const std::string& revision,
                                          "the checkpoint");
         }
         ranks.control().note_phase(Phase::evaluation, step);
-        configure_device({.local_rank = environment.local_rank});
+        configure_device({.local_rank = environment.local_rank, .kernels = ranks.kernels().used});
         work(ranks);
         return Exit::ok;
     });
@@ -323,6 +338,7 @@ std::optional<CommandLine> run_command_line(int argc, char** argv, const std::st
     add_eval(app, line);
     add_lr_range(app, line);
     add_tune(app, line);
+    add_check_kernels(app);
     argc = take_launcher(argc, argv, line);
     try {
         app.parse(argc, argv);

@@ -152,7 +152,7 @@ void run_test(const Options& options, const std::string& revision) {
         const std::string digest = dataset.train.digest();
         ranks.control().require_same(digest, "the digest of data.train");
         RunStart start = start_run(config, {.mode = StartMode::fresh}, digest, ranks.comm());
-        configure_device(device_settings(config, environment.local_rank, ranks.control()));
+        configure_device(device_settings(config, ranks));
         TrainingRun run(config, ranks, std::move(dataset), {}, start, progress);
         check_first_tokens(run);
         write_run_files(run, revision.c_str());

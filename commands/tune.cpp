@@ -65,7 +65,7 @@ void tune(const Options& options, const std::string& revision) {
     Ranks ranks(environment, given, revision);
     ranks.run([&] {
         const Config config = config_of_step(given, ranks.grid());
-        DeviceSettings settings = device_settings(config, environment.local_rank, ranks.control());
+        DeviceSettings settings = device_settings(config, ranks);
         settings.time_gemms = true;
         settings.graphs = false;
         configure_device(settings);

@@ -36,7 +36,8 @@ using Json = Report::Json;
 struct Settings {
     std::vector<std::string> precisions, workloads;
     std::string json, roofs_from;
-    bool roofs_only = false, ops_only = false, steps_only = false, tf32 = false, graphs = true, tune = false;
+    bool roofs_only = false, ops_only = false, steps_only = false, tf32 = false, graphs = true, tune = false,
+         portable = false;
     std::optional<double> seconds;
     int head_rows = 0, batch = 0;
 };
@@ -296,11 +297,15 @@ int main(int argc, char** argv) {
     ops->excludes(steps);
     app.add_option("--roofs-from", settings.roofs_from, "file of --roofs --json; missing roofs are measured");
     app.add_flag("!--no-graphs", settings.graphs, "GPU: queue the kernels of a step instead of replaying graphs");
+    app.add_flag("--portable", settings.portable, "GPU: no kernels for its compute capability, which are not checked");
     app.add_flag("--tune", settings.tune, "GPU: time each GEMM at its first use and use the fastest algorithm");
     app.add_flag("--tf32", settings.tf32, "GPU: fp32 products may round their operands to TF32");
     CLI11_PARSE(app, argc, argv);
     try {
-        configure_device({.tf32 = settings.tf32, .time_gemms = settings.tune, .graphs = settings.graphs});
+        configure_device({.kernels = settings.portable ? std::vector<std::string>() : arch_kernels(),
+                          .tf32 = settings.tf32,
+                          .time_gemms = settings.tune,
+                          .graphs = settings.graphs});
         Bench(settings).run();
     } catch (const Error& error) {
         std::fprintf(stderr, "bench: %s\n", error.what());

@@ -2,8 +2,8 @@
 host_faults.py, with the tests "test_simt: NAMES" with options, and "ptx_text"."""
 CUDA = "kernels/cuda/"
 PTX, HOPPER, WGMMA = (CUDA + name for name in ("ptx.cuh", "hopper/ptx_hopper.cuh", "hopper/ptx_wgmma.cuh"))
-NORM, TOTALS, LOSS, EMBEDDING = (CUDA + name for name in ("norm.cu", "group_totals.cu", "cross_entropy.cu",
-                                                          "embedding.cu"))
+NORM, TOTALS, LOSS, LOSS_ROWS, EMBEDDING = (CUDA + name for name in (
+    "norm.cu", "group_totals.cu", "cross_entropy.cu", "cross_entropy.cuh", "embedding.cu"))
 OPTIMIZER, GRAD_NORM = CUDA + "optimizer.cu", CUDA + "grad_norm.cu"
 GENERAL, COMM, DEVICE, FILL = (CUDA + name for name in ("attention/attention_general.cuh", "comm_nccl.cu", "device.cu",
                                                         "fill.cu"))
@@ -23,7 +23,7 @@ FAULTS = [
     (PTX, "the halves of cvt.rn.bf16x2 are exchanged",
      'asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));',
      'asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(low), "f"(high));', "ptx_text"),
-    (LOSS, "160 KiB are staged", "kMaxStagedPacks = (99 * 1024", "kMaxStagedPacks = (160 * 1024",
+    (LOSS_ROWS, "160 KiB are staged", "kMaxStagedPacks = (99 * 1024", "kMaxStagedPacks = (160 * 1024",
      "test_simt: cross_entropy* --shared-kib 99"),
     (GRAD_NORM, "a kernel is given the address of a host variable",
      '    launch(grad_norm_finish_kernel, {"grad_norm_finish", dim3(1), kThreads, sizeof(FinishShared)}, stream, op);',

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Mutation testing: plants each fault of kernel_faults.py, attention_faults.py, chunk_faults.py, model_faults.py,
-optimizer_faults.py, rank_faults.py, grid_faults.py, pipeline_faults.py, tokenizer_faults.py, host_faults.py and
-gpu_faults.py in a copy of the tree and checks that a test fails.
+optimizer_faults.py, rank_faults.py, grid_faults.py, pipeline_faults.py, tokenizer_faults.py, host_faults.py,
+gpu_faults.py and arch_faults.py in a copy of the tree and checks that a test fails.
 
     dev/plant_faults.py [--only TEXT] [--skip N] [--out FILE.md]
 
@@ -22,6 +22,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import arch_faults
 import attention_faults
 import chunk_faults
 import gpu_faults
@@ -37,7 +38,8 @@ import tokenizer_faults
 
 FAULTS = (kernel_faults.FAULTS + attention_faults.FAULTS + chunk_faults.FAULTS + segment_faults.FAULTS +
           model_faults.FAULTS + optimizer_faults.FAULTS + rank_faults.FAULTS + grid_faults.FAULTS +
-          pipeline_faults.FAULTS + tokenizer_faults.FAULTS + host_faults.FAULTS + gpu_faults.FAULTS)
+          pipeline_faults.FAULTS + tokenizer_faults.FAULTS + host_faults.FAULTS + gpu_faults.FAULTS +
+          arch_faults.FAULTS)
 ROOT = Path(__file__).resolve().parents[1]
 MODES = [("default order", "test_simt", []), ("seed 1", "test_simt", ["--seed", "1"]),
          ("seed 2", "test_simt", ["--seed", "2"]), ("seed 3", "test_simt", ["--seed", "3"]),

@@ -34,9 +34,21 @@ DeviceInfo device_info();
 // on a CPU. Fails with Exit::os without a driver or GPU.
 std::string gpu_name();
 
+// Kernels for GPUs of one compute capability only. Ops run portable kernels unless configure_device() names these.
+//
+// Returns the names of those that this process's GPU can run; empty on a CPU, and if no GPU is usable. Allocates
+// nothing on the GPU.
+std::vector<std::string> arch_kernels();
+
+// Runs the kernel and the portable ones on small random inputs, and returns how the results differ, or an empty text.
+// Fails with Exit::usage if arch_kernels() does not list the name. A wrong kernel may also make the GPU unusable for
+// this process, or never return.
+std::string check_arch_kernel(const std::string& name);
+
 // Settings of the device; the CPU ignores them.
 struct DeviceSettings {
-    int local_rank = 0;             // index among the ranks of this machine: chooses the GPU
+    int local_rank = 0;                      // among the ranks of this machine: chooses the GPU if several are visible
+    std::vector<std::string> kernels = {};   // those of arch_kernels() to use
     bool tf32 = false;              // fp32 products may round their operands to TF32
     bool gelu_epilogue = false;     // the library's GEMM may apply gelu_new to its sums before they are rounded
     std::string gemm_choices = {};  // a text of gemm_choices(), or empty

@@ -51,7 +51,7 @@ def read_roofs(place, stage, output):
                    figures)
 
 
-STEP_FLAGS = {"_queued": "--no-graphs", "_tuned": "--tune"}  # by the end of a stage's name
+STEP_FLAGS = {"_queued": "--no-graphs", "_tuned": "--tune", "_portable": "--portable"}  # by the end of a stage's name
 
 
 def bench(place, stage, seconds):
@@ -198,6 +198,13 @@ def read_matmul(place, stage, output):
     return Reading(detail, figures, good)
 
 
+def read_kernels(place, stage, output):
+    """The checks of the kernels for this GPU's compute capability."""
+    lines = output.splitlines()
+    unlike = [line for line in lines if not line.endswith(" passed")]
+    return Reading("; ".join(unlike or lines) or "this GPU has none", {"kernels": lines}, not unlike)
+
+
 def measure(workloads):
     """The most valuable stages come first, in case the machine is available only for a few minutes. All except
     PyTorch's steps end within 480 s."""
@@ -223,9 +230,11 @@ def measure(workloads):
     return [*(probe_stage(group, 5) for group in FIRST_PROBES),
             Stage("roofs", 15, ("bench_cuda",), roofs, read_roofs),
             Stage("ops", 50, ("test_cuda",), lambda place, stage, _: tests(place, stage, "[ops]"), read_tests),
+            Stage("kernels", 10, ("train_gpt",), lambda place, *_: [place.program("train_gpt"), "check-kernels"],
+                  read_kernels),
             *stages("ops", 25, "bench_cuda", bench, read_ops),
             *steps(20, first),
-            *stages("matmul", 45, "bench_matmul_cuda", matmul, read_matmul),
+            *stages("matmul", 35, "bench_matmul_cuda", matmul, read_matmul),
             *steps(30, rest),
             *stages("ncu", 50, "bench_cuda", profiled_ops, read_ncu),
             *stages("trainer", 32, "train_gpt", trainer, read_trainer,
@@ -233,8 +242,9 @@ def measure(workloads):
             *stages("ops", 20, "bench_cuda", bench, read_ops, keys=large),
             *other_batches(20, first),
             *other_steps("_tuned", 17, first),
+            *other_steps("_portable", 12, first),
             *other_steps("_queued", 12, first),
-            *stages("matmul", 42, "bench_matmul_cuda", matmul, read_matmul, keys=large),
+            *stages("matmul", 30, "bench_matmul_cuda", matmul, read_matmul, keys=large),
             *other_batches(22, rest),
             *peers("measure", 48, workloads)]
 

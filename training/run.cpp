@@ -3,11 +3,12 @@
 #include "runtime/io/files.h"
 #include "training/models/model_io.h"
 
-DeviceSettings device_settings(const Config& config, int local_rank, ControlChannel& control) {
+DeviceSettings device_settings(const Config& config, Ranks& ranks) {
     const Config::Device& device = config.device;
     const std::string choices = device.gemm_choices.empty() ? "" : read_file(device.gemm_choices);
-    if (!device.gemm_choices.empty()) control.require_same(choices, "device.gemm_choices");
-    return {.local_rank = local_rank,
+    if (!device.gemm_choices.empty()) ranks.control().require_same(choices, "device.gemm_choices");
+    return {.local_rank = ranks.local_rank(),
+            .kernels = ranks.kernels().used,
             .tf32 = device.tf32,
             .gelu_epilogue = device.gelu_epilogue,
             .gemm_choices = choices,
@@ -53,6 +54,7 @@ TrainingRun::TrainingRun(const Config& c, Ranks& ranks, Dataset data, std::vecto
       start_ms(now_ms() - 1000 * state.progress.trained_s),
       background_save(c.run.dir, comm, retention_of(c)),
       sensors(device_info().pci_bus_id),
+      kernel_lines(ranks.kernels().lines),
       stragglers(grid, control.member_texts()) {
     if (state.progress.course_by_time.end_step > 0) length = state.progress.course_by_time;
     if (c.checkpoint.asynchronous) background_save.reserve(gpt.saved_tensors());

@@ -21,7 +21,7 @@
 
 // Collective. Returns the settings of config.device for this rank. Fails with Exit::config if the ranks read different
 // files of GEMM choices, and as read_file() does.
-DeviceSettings device_settings(const Config& config, int local_rank, ControlChannel& control);
+DeviceSettings device_settings(const Config& config, Ranks& ranks);
 
 struct TrainingRun {
     const Config& config;
@@ -47,11 +47,12 @@ struct TrainingRun {
     int64_t slow_save = -1;  // step of the last save that was reported as slow
     BackgroundSave background_save;
     GpuSensors sensors;
-    std::set<std::string> throttled;  // warnings about throttled GPUs that have been printed
-    std::string matmul_path;          // as printed by rank 0; empty after the first step
-    Trace* trace = nullptr;           // of the current steps; null: none
-    double compute_ms = 0;            // of the last step, for stragglers; 0: it does not count, as during a save
-    StragglerMonitor stragglers;      // used by rank 0
+    std::set<std::string> throttled;              // warnings about throttled GPUs that have been printed
+    std::string matmul_path;                      // as printed by rank 0; empty after the first step
+    const std::vector<std::string> kernel_lines;  // about the device's kernels, for the log
+    Trace* trace = nullptr;                       // of the current steps; null: none
+    double compute_ms = 0;        // of the last step, for stragglers; 0: it does not count, as during a save
+    StragglerMonitor stragglers;  // used by rank 0
     // Why the run cannot continue (tokens or log cannot be read or written), the same on all ranks; null: it can. The
     // completed steps are valid and are saved first.
     std::exception_ptr error;

@@ -56,6 +56,7 @@ void print_description(TrainingRun& run) {
     const DeviceInfo device = device_info();
     run.matmul_path = device.matmul_path;
     run.progress.print(format("device   %s; %s", device.name.c_str(), device.matmul_path.c_str()));
+    for (const std::string& line : run.kernel_lines) run.progress.print("kernels  " + line);
     if (run.comm.size > 1)
         run.progress.print(
             format("ranks    %d%s by %s", run.comm.size, grid_text(run.grid).c_str(), comm_library().c_str()));

@@ -87,6 +87,10 @@ DeviceInfo device_info() {
 
 std::string gpu_name() { return ""; }
 std::string gemm_choices() { return ""; }
+std::vector<std::string> arch_kernels() { return {}; }
+std::string check_arch_kernel(const std::string& name) {
+    fail(Exit::usage, "a CPU has no kernel %s for GPUs", name);
+}
 
 void configure_device(const DeviceSettings&) {}
 

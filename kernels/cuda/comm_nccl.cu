@@ -345,15 +345,9 @@ struct RankInfo {
     NLOHMANN_DEFINE_TYPE_INTRUSIVE(RankInfo, host, machine, gpu, problem, id)
 };
 
-// Selects this process's GPU and returns its PCI bus id. GPU 0 if the launcher makes only one GPU visible per rank.
+// Selects this process's GPU and returns its PCI bus id.
 std::string take_gpu(int local_rank) {
-    int count = 0;
-    if (cudaGetDeviceCount(&count) == cudaSuccess && count > 1) {
-        if (local_rank >= count)
-            fail(Exit::config, "its local rank is %d (from 0), but CUDA finds only %d GPUs on this host", local_rank,
-                 count);
-        check_cuda(cudaSetDevice(local_rank), "cudaSetDevice");
-    }
+    select_gpu(local_rank);
     require_usable_device();
     return current_bus_id();
 }

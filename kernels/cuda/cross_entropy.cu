@@ -5,6 +5,7 @@
 // second pass computes dlogits from shared memory. So 50304 columns of 16 bits are read once and written once: 4 bytes
 // per element, two blocks per SM. A row of more than 99 KiB, the shared memory that every GPU since sm_80 offers per
 // block, is read a second time through the L2 cache: 132 SMs have 264 such rows in flight, about the size of the cache.
+// (hopper/cross_entropy_sm90.cu divides such a row over several blocks.)
 // Numerics: float. With L = log2(e) and a row's maximum M, exp(x - M) is 2^(x L - M L) with M L rounded once per row,
 // so that the rounding cancels between numerator and sum; the loss undoes it in double.
 // Exponentials are ptx::exp2_approx: a probability below 2^-126 is 0.
@@ -12,7 +13,9 @@
 // cap 2^-21), recomputed in the second pass; the derivative uses the same exponential and does not cancel.
 // If ranks divide the vocabulary, vocabulary_sums is the first pass, and cross_entropy is the second after an exchange
 // of the sums. Both read the row from memory. Each warp of cross_entropy combines the sums of all parts.
+#include "kernels/cuda/arch_kernels.h"
 #include "kernels/cuda/cross_entropy.cuh"
+#include "kernels/cuda/hopper/cross_entropy_sm90.h"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/reduce.cuh"
 #include "kernels/cuda/vector.cuh"
@@ -157,6 +160,7 @@ void cross_entropy(const CrossEntropy& op, Stream stream) {
         require(!op.sums || (op.parts > 0 && op.parts <= kMaxVocabularyParts), "cross_entropy: %d parts", op.parts);
         if (op.rows <= 0) return;
         if (op.sums) return op.softcap > 0 ? launch_part<T, SoftCap>(op, stream) : launch_part<T, NoCap>(op, stream);
+        if (is_used(ArchKernel::cross_entropy_sm90) && cross_entropy_sm90(op, stream)) return;
         op.softcap > 0 ? launch_rows<T, SoftCap>(op, stream) : launch_rows<T, NoCap>(op, stream);
     });
 }

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <utility>
 
+#include "kernels/cuda/arch_kernels.h"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/matmul/matmul.h"
 #include "kernels/cuda/startup.h"
@@ -138,6 +139,15 @@ void check_startup(const StartupFacts& facts) {
              facts.device_name, facts.major, facts.minor, facts.code_error, facts.major, facts.minor);
 }
 
+void select_gpu(int local_rank) {
+    int count = 0;
+    if (cudaGetDeviceCount(&count) != cudaSuccess || count <= 1) return;
+    if (local_rank >= count)
+        fail(Exit::config, "local rank %d (from 0) needs its own GPU, but CUDA finds only %d on this host",
+             local_rank, count);
+    check_cuda(cudaSetDevice(local_rank), "cudaSetDevice");
+}
+
 std::string current_bus_id() {
     char bus_id[32] = "";
     int device = 0;
@@ -200,7 +210,9 @@ std::string gpu_name() {
 }
 
 void configure_device(const DeviceSettings& settings) {
+    select_gpu(settings.local_rank);
     require_usable_device_once();
+    use_arch_kernels(settings.kernels);
     debug_sync() = settings.debug_sync;
     graphs_are_on() = settings.graphs && !settings.debug_sync;
     matmul_settings() = {

@@ -17,6 +17,10 @@ struct StartupFacts {
 // Fails with Exit::os and instructions for the user if a requirement is not met.
 void check_startup(const StartupFacts& facts);
 
+// Selects this process's GPU; GPU 0 if the launcher makes only one visible per rank. Fails with Exit::config if there
+// are several, but not that many.
+void select_gpu(int local_rank);
+
 // The PCI bus id of the current device.
 std::string current_bus_id();
 

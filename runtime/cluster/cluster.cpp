@@ -84,6 +84,8 @@ ControlSettings control_settings(const Config& config) {
 
 Ranks::Ranks(const RankEnvironment& environment, const Config& config, const std::string& revision)
     : reports_(start_reports(environment, activity_, ControlSettings().heartbeat_s)),
+      local_rank_(environment.local_rank),
+      kernel_check_(local_rank_, config.device.arch_kernels ? config.device.kernel_check_s : 0),
       grid_(grid_of(config, environment.size)) {
     if (environment.size > 1 && !environment.has_pmi && !comm_launcher().empty())
         fail(Exit::config,
@@ -117,6 +119,11 @@ Ranks::Ranks(const RankEnvironment& environment, const Config& config, const std
                                   grid_.tensor, config.parallel.zero_stage),
                            "the grid of ranks");
     report_errors_of([&] { grid_comm_ = GridComm(comm_, grid_, config.model.part(grid_.tensor).kv_head_parts); });
+}
+
+const KernelChoice& Ranks::kernels() {
+    if (!kernels_) kernels_ = choice_of(control_->all_gather(text_of(kernel_check_.results()), "the kernels"));
+    return *kernels_;
 }
 
 Exit Ranks::run(const std::function<Exit()>& body) {

@@ -3,10 +3,12 @@
 #pragma once
 
 #include <exception>
+#include <optional>
 
 #include "kernels/base/check.h"
 #include "kernels/comm.h"                      // IWYU pragma: export
 #include "runtime/cluster/control_channel.h"   // IWYU pragma: export
+#include "runtime/cluster/kernel_check.h"      // IWYU pragma: export
 #include "runtime/cluster/local_launcher.h"    // IWYU pragma: export
 #include "runtime/cluster/rank_environment.h"  // IWYU pragma: export
 #include "runtime/cluster/stragglers.h"        // IWYU pragma: export
@@ -27,6 +29,10 @@ public:
     const Grid& grid() const { return grid_; }
     const GridComm& grid_comm() const { return grid_comm_; }
     ControlChannel& control() { return *control_; }
+    int local_rank() const { return local_rank_; }
+    // The kernels that all ranks use, after their check (device.arch_kernels). The first call is a collective, which
+    // waits for the checks.
+    const KernelChoice& kernels();
 
     // Runs `body` and returns its result once all ranks have finished theirs. If it throws, reports the error to the
     // other ranks, which end with Exit::peer_lost, and rethrows it.
@@ -37,6 +43,9 @@ private:
 
     const std::shared_ptr<RankActivity> activity_ = std::make_shared<RankActivity>();
     const std::jthread reports_;
+    const int local_rank_;
+    KernelCheck kernel_check_;
+    std::optional<KernelChoice> kernels_;
     Comm comm_;
     std::unique_ptr<ControlChannel> control_;
     const Grid grid_;

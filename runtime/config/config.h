@@ -186,6 +186,8 @@ struct Config {
         bool tf32 = false;
         bool gelu_epilogue = false;
         std::string gemm_choices;
+        bool arch_kernels = true;
+        double kernel_check_s = 60;
         bool graphs = true;
         bool debug_sync = false;
     } device;

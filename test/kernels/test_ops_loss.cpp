@@ -1,6 +1,7 @@
 // cross_entropy, also of parts of the vocabulary, and loss_sum against ref::.
 #include <list>
 
+#include "test/support/arch_kernels.h"
 #include "test/support/device_array.h"
 #include "test/support/random_values.h"
 #include "test/support/tolerance.h"
@@ -17,6 +18,8 @@ constexpr Shape kShapes[] = {{1, 5, 5, 1},       {7, 5, 128, 200},     {7, 257, 
                              {5, 3000, 3072, 4}, {3, 3000, 3072, 200}, {2, 3001, 3072, 4, 1}};
 // Longer than one pass of a block's threads, and longer than a GPU's shared memory in each type.
 constexpr Shape kLongShapes[] = {{2, 20001, 20096, 20}, {2, 50257, 50304, 20}, {1, 60001, 60003, 20}};
+// Two and more blocks' shared memory, with whole packs.
+constexpr Shape kClusterShapes[] = {{3, 50625, 50632, 20}, {2, 151936, 151936, 200}};
 
 // The padding is NaN, so any read of it shows.
 std::vector<double> padded_logits(const Shape& s) {
@@ -117,6 +120,9 @@ TEMPLATE_TEST_CASE("cross_entropy", "[ops]", float, bf16, fp16) {
         for (bool write_dlogits : {false, true})
             for (bool with_loss_scale : {false, true}) test(s, write_dlogits, with_loss_scale);
     for (const Shape& s : kLongShapes) test(s, true, false);
+    for_each_kernel([&] {
+        for (const Shape& s : kClusterShapes) test(s, true, true);
+    });
 }
 
 // Caps below, near and above the logits, and a z-loss that contributes visibly to the gradient.
@@ -126,18 +132,16 @@ TEMPLATE_TEST_CASE("cross_entropy: soft cap and z-loss", "[ops]", float, bf16, f
             test_cross_entropy<TestType>(s, true, s.rows > 5, softcap, z_loss);
     test_cross_entropy<TestType>(kShapes[3], false, false, 2.5f, 0.02f);
     test_cross_entropy<TestType>(kLongShapes[2], true, false, 15, 0.02f);
+    for_each_kernel([] { test_cross_entropy<TestType>(kClusterShapes[0], true, false, 15, 0.02f); });
 }
 
 // The loss has the same bits with and without gradients: training and evaluation agree.
 TEMPLATE_TEST_CASE("cross_entropy: the loss does not depend on write_dlogits", "[ops]", float, bf16, fp16) {
-    using T = TestType;
-    const Shape s{3, 3000, 3072, 20};
-    std::vector<float> losses[2];
-    for (bool write_dlogits : {false, true}) {
-        Stored<T> logits("logits", Role::output, padded_logits(s));
+    const auto losses = [](const Shape& s, bool write_dlogits) {
+        Stored<TestType> logits("logits", Role::output, padded_logits(s));
         Array<float> loss("loss", Role::output, nans(s.rows));
         Array<int> targets("targets", Role::input, targets_with_gaps(s));
-        OnDevice<T> device;
+        OnDevice<TestType> device;
         ops::cross_entropy(ops::CrossEntropy{.logits = logits.on(device),
                                              .loss = loss.on(device),
                                              .targets = targets.on(device),
@@ -148,9 +152,11 @@ TEMPLATE_TEST_CASE("cross_entropy: the loss does not depend on write_dlogits", "
                                              .grad_scale = 1,
                                              .write_dlogits = write_dlogits},
                            Stream());
-        losses[write_dlogits] = loss.fetch();
-    }
-    CHECK(losses[0] == losses[1]);
+        return loss.fetch();
+    };
+    for_each_kernel([&] {
+        for (const Shape& s : {Shape{3, 3000, 3072, 20}, kClusterShapes[0]}) CHECK(losses(s, false) == losses(s, true));
+    });
 }
 
 // A NaN or infinite logit must show in the loss and in the gradients; taking a maximum must not hide it.

@@ -73,6 +73,7 @@ PASSING = '#!/usr/bin/env bash\necho "test_cuda $*" >> "$HOME/calls"\n' \
 # The trainer in tests with stand-ins writes metrics of four steps; gpu_trainer.py does not run.
 TRAINER = """#!/usr/bin/env bash
 [ "$1" != --version ] || { echo "train_gpt 0.1.0 (0123456789ab, 2026-11-22)"; exit; }
+[ "$1" != check-kernels ] || { echo "a_kernel passed"; exit; }
 mkdir -p "${1%/*}/run/profile"
 for step in 1 2 3 4; do
     echo '{"kind": "train", "step": '$step', "loss": 5.5, "step_ms": 2.5, "tokens_per_s": 25600, "mfu": 0.5,' \\

@@ -291,7 +291,8 @@ class FromTextToText(TrainerTest):
     def test_versions_and_help(self):
         self.assertIn("train_gpt", self.run_trainer("--version"))
         overview = self.run_trainer("--help")
-        for command in ("plan", "prepare", "sample", "eval", "inspect", "export", "report", "lr-range", "tune"):
+        for command in ("plan", "prepare", "sample", "eval", "inspect", "export", "report", "lr-range", "tune",
+                        "check-kernels"):
             self.assertIn(command, overview)
             self.assertIn("--help", self.run_trainer(command, "--help"))
         for flag in ("--set", "--resume", "--auto", "--fresh"):

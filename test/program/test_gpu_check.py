@@ -28,8 +28,9 @@ TOOLS = ["bash", "cat", "cp", "env", "head", "rm", "setsid", "sleep", "touch"]
 PLACE = gpu_stages.Place(ROOT, ROOT / "build", ROOT, gpu_stages.cuda_libraries.Libraries(), "9.0")
 FIRST_PROBES = ["probe_wgmma_sizes", "probe_wgmma_layouts", "probe_wgmma_registers", "probe_tensor_copies",
                 "probe_tensor_multicast", "probe_tensor_swizzle"]
-MEASURE = FIRST_PROBES + ["roofs", "ops", "ops_tiny", "step_tiny", "matmul_tiny", "ncu_tiny", "trainer_tiny",
-                          "step_tiny_b4", "step_tiny_tuned", "step_tiny_queued", "peer_tiny"]
+MEASURE = FIRST_PROBES + ["roofs", "ops", "kernels", "ops_tiny", "step_tiny", "matmul_tiny", "ncu_tiny",
+                          "trainer_tiny", "step_tiny_b4", "step_tiny_tuned", "step_tiny_portable", "step_tiny_queued",
+                          "peer_tiny"]
 PROBES = [f"probe_{group}" for group in gpu_stages.PROBE_GROUPS["sm_80"]] + [
     "probe_stmatrix", "probe_mbarrier", "probe_bulk", "probe_cluster", "probe_registers"]
 PROVE = PROBES + ["reference", "curves", "resume", "comm"]
@@ -165,9 +166,9 @@ class StandIns(Kit):
     def test_the_order_of_the_gpu_workloads(self):
         listed = [line.split() for line in self.run_script("--list").splitlines()]
         self.assertEqual([name for part, name, *_ in listed if part == "measure"], FIRST_PROBES + [
-            "roofs", "ops", "ops_124M", "step_124M", "matmul_124M", "step_llama-1.1B", "step_1558M", "ncu_124M",
-            "trainer_124M", "ops_1558M", "step_124M_b32", "step_124M_b128", "step_124M_tuned",
-            "step_124M_queued", "matmul_1558M", "step_1558M_b32", "peer_124M"])
+            "roofs", "ops", "kernels", "ops_124M", "step_124M", "matmul_124M", "step_llama-1.1B", "step_1558M",
+            "ncu_124M", "trainer_124M", "ops_1558M", "step_124M_b32", "step_124M_b128", "step_124M_tuned",
+            "step_124M_portable", "step_124M_queued", "matmul_1558M", "step_1558M_b32", "peer_124M"])
         self.assertEqual([name for part, name, *_ in listed if part == "prove"], PROVE + ["peer_1558M"])
 
     def test_the_first_eight_minutes(self):
@@ -355,8 +356,11 @@ class DryRun(Kit):
                 *activation* | *fill*) exec {build}/test_simt "$@" ;;
                 *) exec {build}/test_simt "[ops]fill" ;;
             esac''')
-        self.program("train_gpt", f'#!/usr/bin/env bash\ncase $1 in */trainer_tiny/*) exec {build}/train_gpt_simt "$@"'
-                     f' ;; *) exec {build}/train_gpt_cpu "$@" ;; esac\n')
+        self.program("train_gpt", f'''#!/usr/bin/env bash
+            case $1 in
+                */trainer_tiny/* | check-kernels) exec {build}/train_gpt_simt "$@" ;;
+                *) exec {build}/train_gpt_cpu "$@" ;;
+            esac''')
         for name, target in (("train_gpt_cpu", "train_gpt_cpu"), ("ptx_probe_cuda", "ptx_probe_simt"),
                              ("ptx_probe_simt", "ptx_probe_simt")):
             (self.kit / "build" / name).symlink_to(build / target)
@@ -406,7 +410,8 @@ class DryRun(Kit):
         self.assertEqual(self.results("prove")[1], {**dict.fromkeys(PROBES + ["comm"], "passed"),
                                                     "probe_cluster": "crashed (SIGSEGV)"})
         rows, verdicts = self.results("measure")
-        passed = FIRST_PROBES + ["roofs", "step_tiny", "step_tiny_b4", "step_tiny_tuned", "step_tiny_queued"]
+        passed = FIRST_PROBES + ["roofs", "step_tiny", "step_tiny_b4", "step_tiny_tuned", "step_tiny_portable",
+                                 "step_tiny_queued"]
         self.assertEqual(verdicts, {**dict.fromkeys(passed, "passed"),
                                     "probe_wgmma_layouts": "timed out", "matmul_tiny": "missing"})
         self.assertEqual(len(rows["probe_wgmma_layouts"]["figures"]["probes"]), 3)

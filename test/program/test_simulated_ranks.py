@@ -260,7 +260,7 @@ class SimulatedRanks(TrainerTest):
 
     def test_a_rank_without_a_gpu(self):
         code, said = self.start(9, self.write_config(**dict(FOUR, train_total_batch_tokens=180)))
-        self.assertRegex(said, r"rank 8 on \S+ has no GPU: its local rank is 8 .* finds only 8 GPUs")
+        self.assertRegex(said, r"rank 8 on \S+ has no GPU: local rank 8 .* finds only 8 on")
         self.assertEqual(code, 71, said)
         self.assertFalse((self.dir / "run").exists())
 

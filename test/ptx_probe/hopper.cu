@@ -117,6 +117,22 @@ __global__ void cluster_kernel(ProbeArgs op) {
     ptx::cluster_wait();
 }
 
+// Each lane stores a number, and reads that of another lane in the other block.
+__global__ void load_cluster_kernel(ProbeArgs op) {
+    struct Shared {
+        float numbers[32];
+    };
+    Shared& s = shared_memory<Shared>();
+    const uint32_t rank = ptx::cluster_rank(), lane = threadIdx.x;
+    s.numbers[lane] = float(100 * rank + lane);
+    ptx::cluster_arrive();
+    ptx::cluster_wait();
+    const uint32_t there = ptx::mapa(ptx::shared_address(&s.numbers[(lane * 5 + 3) % 32]), rank ^ 1);
+    op.out[32 * blockIdx.x + lane] = __float_as_uint(ptx::load_cluster(there));
+    ptx::cluster_arrive();
+    ptx::cluster_wait();
+}
+
 __global__ void elect_one_kernel(ProbeArgs op) { op.out[threadIdx.x] = __popc(__ballot_sync(~0u, ptx::elect_one())); }
 
 // One warpgroup releases registers, two acquire them.
@@ -248,6 +264,7 @@ std::vector<ProbeGroup> hopper_probes() {
         {"cluster",
          {
              {"cluster,mapa,mbarrier_arrive_cluster", cluster_kernel, 512, 32, 4, 8, {}, 2},
+             {"load_cluster", load_cluster_kernel, 128, 32, 4, 128, {}, 2},
          }},
         {"registers",
          {

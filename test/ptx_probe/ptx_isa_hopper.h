@@ -78,6 +78,9 @@ inline void elect_sync(Sink, bool& p, uint32_t mask) {
     if (mask != ~0u) simt::fault("elect.sync of a part of the warp");
     p = simt::lane() == 0;
 }
+inline void ld_shared_cluster_f32(float& d, Address<uint32_t> address) {
+    std::memcpy(&d, simt::shared_pointer(address.value), sizeof d);
+}
 inline uint32_t cluster_ctarank() { return uint32_t(simt::me().block->rank); }
 inline uint32_t clusterid_x() { return simt::me().block->index.x / uint32_t(simt::machine().cluster); }
 

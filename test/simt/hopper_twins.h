@@ -32,6 +32,7 @@ inline bool mbarrier_try_wait(uint32_t bar, uint32_t parity) {  // may suspend t
 inline uint32_t mapa(uint32_t address, uint32_t rank) {
     return (address & simt::kOffsetMask) | rank << simt::kRankShift;
 }
+inline float load_cluster(uint32_t address) { return *reinterpret_cast<const float*>(simt::shared_pointer(address)); }
 inline void mbarrier_arrive_cluster(uint32_t bar, uint32_t rank, uint32_t count = 1) {
     mbarrier_arrive(mapa(bar, rank), count);
 }

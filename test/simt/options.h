@@ -11,6 +11,7 @@ struct Options {
     bool strict_proxy = false;  // asynchronous units see shared memory as it was at the last fence.proxy.async
     bool kind_stores = false;   // bulk stores read their source at once, like fast hardware
     int shared_kib = 227;       // limit of a block: 227 on sm_90; 99 on sm_86, 89 and 120
+    int capability = 90;        // ten times the compute capability
 };
 
 Options& options();

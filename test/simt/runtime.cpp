@@ -3,10 +3,13 @@
 #include <nvtx3/nvToolsExt.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <map>
+#include <sstream>
+#include <thread>
 #include <utility>
 
 #include "runtime/io/files.h"
@@ -321,8 +324,8 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
     *properties = {.name = "",
                    .totalGlobalMem = simt::kDeviceBytes,
                    .sharedMemPerBlockOptin = shared_bytes_per_block(),
-                   .major = 9,
-                   .minor = 0,
+                   .major = simt::options().capability / 10,
+                   .minor = simt::options().capability % 10,
                    .multiProcessorCount = 3,
                    .l2CacheSize = 1 << 20,
                    .maxThreadsPerBlock = simt::kMaxThreads};
@@ -421,6 +424,21 @@ int nvtxRangePop() {
     return int(runtime().ranges.size());
 }
 
+// Plants a fault for tests of programs: SIMULATED_KERNEL_FAULT="KERNEL KIND [GPU]". Returns true for "wrong", a kernel
+// that does nothing; "crashes" ends the launch, "slow" takes 2 s, "endless" never returns.
+static bool does_nothing(const std::string& kernel) {
+    const char* plan = std::getenv("SIMULATED_KERNEL_FAULT");
+    std::istringstream words(plan ? plan : "");
+    std::string name, kind;
+    int gpu = runtime().device;
+    if (!(words >> name >> kind) || name != kernel) return false;
+    if (words >> gpu && gpu != runtime().device) return false;
+    if (kind == "crashes") simt::note_fault("a planted fault");
+    if (kind == "slow") std::this_thread::sleep_for(std::chrono::seconds(2));
+    while (kind == "endless") std::this_thread::sleep_for(std::chrono::seconds(1));
+    return kind == "wrong" || kind == "crashes";
+}
+
 cudaError_t simt::queue_kernel(const cudaLaunchConfig_t& config, const void* kernel, uintptr_t host_address,
                                std::function<void()> body) {
     cudaFuncAttributes attributes;
@@ -447,6 +465,8 @@ cudaError_t simt::queue_kernel(const cudaLaunchConfig_t& config, const void* ker
     if (config.dynamicSmemBytes > size_t(attributes.maxDynamicSharedSizeBytes)) return result(cudaErrorInvalidValue);
     if (host_address)
         return refused(format("its argument holds 0x%zx, an address of host memory that is not pinned", host_address));
-    queue_work(or_default(config.stream), [work] { run_grid(work); });
+    queue_work(or_default(config.stream), [work] {
+        if (!does_nothing(work.name)) run_grid(work);
+    });
     return cudaSuccess;
 }

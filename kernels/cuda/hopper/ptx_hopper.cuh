@@ -258,6 +258,12 @@ PTX uint32_t cluster_id() {
     asm volatile("mov.u32 %0, %%clusterid.x;" : "=r"(id));
     return id;
 }
+// A number in shared memory of the block of the cluster that mapa() chose.
+PTX float load_cluster(uint32_t address) {
+    float value;
+    asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(value) : "r"(address) : "memory");
+    return value;
+}
 PTX void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
 PTX void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 template <int kRegisters> PTX void setmaxnreg_inc() {
