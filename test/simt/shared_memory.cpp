@@ -66,6 +66,9 @@ char* shared_pointer(uint32_t address) {
     const uint32_t rank = address >> kRankShift, offset = address & kOffsetMask;
     if (rank >= uint32_t(machine().cluster) || offset >= kArenaBytes)
         fault(format("0x%x is no shared address of this cluster", address));
+    const Fiber* reader = machine().me;
+    if (reader && reader->block->rank != int(rank) && machine().blocks[rank].alive == 0)
+        fault(format("block %u of the cluster has ended, and its shared memory with it", rank));
     return machine().blocks[rank].arena + offset;
 }
 

@@ -263,6 +263,19 @@ void cluster_kernel(Planted op) {
     ptx::cluster_wait();
 }
 
+// Reads the neighbor's number, and ends before the neighbor has read this block's.
+void neighbors_kernel(Planted op) {
+    auto& s = shared_memory<ClusterShared>();
+    float& number = *reinterpret_cast<float*>(&s);
+    const uint32_t rank = ptx::cluster_rank();
+    if (threadIdx.x == 0) number = float(rank);
+    ptx::cluster_arrive();
+    ptx::cluster_wait();
+    if (threadIdx.x == 0) op.out[blockIdx.x] = ptx::load_cluster(ptx::mapa(ptx::shared_address(&number), rank ^ 1));
+    ptx::cluster_arrive();
+    if (!op.fault) ptx::cluster_wait();
+}
+
 void stmatrix_kernel(Planted op) {
     auto& s = shared_memory<RingShared>();
     uint32_t r[4];
@@ -284,6 +297,15 @@ TEST_CASE("blocks of a cluster reach each other's mbarriers", "[simt]") {
     DeviceArray<float> out(8);
     CHECK(sentences(faults_of(cluster_kernel, config, {out.data(), false})) == "");
     for (size_t i = 0; i < 8; i++) CHECK(out.fetch()[i] == float(i % 4 + 10 * (i / 4)));
+}
+
+TEST_CASE("a block's shared memory ends with it", "[simt]") {
+    const Launch config{
+        .name = "neighbors", .blocks = dim3(4), .threads = 32, .shared_bytes = sizeof(ClusterShared), .cluster = 2};
+    check_planted(neighbors_kernel, config, "of the cluster has ended");
+    DeviceArray<float> out(4);
+    faults_of(neighbors_kernel, config, {out.data(), false});
+    CHECK(out.fetch() == std::vector<float>{1, 0, 1, 0});
 }
 
 TEST_CASE("stmatrix is the inverse of ldmatrix", "[simt]") {
