@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Mutation testing: plants each fault of kernel_faults.py, attention_faults.py, chunk_faults.py, model_faults.py,
 optimizer_faults.py, rank_faults.py, grid_faults.py, pipeline_faults.py, tokenizer_faults.py, host_faults.py,
-gpu_faults.py and arch_faults.py in a copy of the tree and checks that a test fails.
+gpu_faults.py, arch_faults.py and sm90_faults_forward.py in a copy of the tree and checks that a test fails.
 
     dev/plant_faults.py [--only TEXT] [--skip N] [--out FILE.md]
 
@@ -34,19 +34,21 @@ import optimizer_faults
 import pipeline_faults
 import rank_faults
 import segment_faults
+import sm90_faults_forward
 import tokenizer_faults
 
 FAULTS = (kernel_faults.FAULTS + attention_faults.FAULTS + chunk_faults.FAULTS + segment_faults.FAULTS +
           model_faults.FAULTS + optimizer_faults.FAULTS + rank_faults.FAULTS + grid_faults.FAULTS +
           pipeline_faults.FAULTS + tokenizer_faults.FAULTS + host_faults.FAULTS + gpu_faults.FAULTS +
-          arch_faults.FAULTS)
+          arch_faults.FAULTS + sm90_faults_forward.FAULTS)
 ROOT = Path(__file__).resolve().parents[1]
 MODES = [("default order", "test_simt", []), ("seed 1", "test_simt", ["--seed", "1"]),
          ("seed 2", "test_simt", ["--seed", "2"]), ("seed 3", "test_simt", ["--seed", "3"]),
          ("strict proxy", "test_simt", ["--strict-proxy"]), ("ThreadSanitizer", "test_simt_tsan", []),
          ("AddressSanitizer", "test_simt_asan", [])]
 # The tests that exercise a file; reduce.cuh and vector.cuh are used by everything except GEMMs.
-FAMILIES = [("attention", "*attention*"), ("norm", "*norm*"), ("cross_entropy", "*cross_entropy*,vocabulary_sums*"),
+FAMILIES = [("attention_forward_sm90", "attention_forward_sm90*"), ("attention_sm90", "attention_forward_sm90*"),
+            ("attention", "*attention*"), ("norm", "*norm*"), ("cross_entropy", "*cross_entropy*,vocabulary_sums*"),
             ("embedding", "*embedding*"), ("factored_update", "factor*"), ("optimizer", "*update*,*direction*,trust_*"),
             ("eigenbasis", "adam_direction*,orthonormalize*"),
             ("grad_norm", "squared_sums*,*norm_finish*,frobenius*,row_normalize*"), ("matmul", "*matmul*,[matmul]"),

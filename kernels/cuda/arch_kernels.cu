@@ -7,6 +7,7 @@
 
 #include "kernels/base/check.h"
 #include "kernels/cuda/arch_kernels.h"
+#include "kernels/cuda/attention/attention_sm90.h"
 #include "kernels/cuda/hopper/cross_entropy_sm90.h"
 #include "kernels/device.h"
 
@@ -20,6 +21,7 @@ struct Row {
 };
 
 constexpr Row kRows[] = {
+    {ArchKernel::attention_forward_sm90, "attention_forward_sm90", "90a", ops::attention_forward_sm90_difference},
     {ArchKernel::cross_entropy_sm90, "cross_entropy_sm90", "90a", ops::cross_entropy_sm90_difference},
 };
 

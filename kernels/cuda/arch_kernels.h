@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-enum class ArchKernel { cross_entropy_sm90 };
+enum class ArchKernel { attention_forward_sm90, cross_entropy_sm90 };
 
 // Whether ops use the kernel: if use_arch_kernels() has named it, and this GPU can run it. Initially none.
 bool is_used(ArchKernel kernel);

@@ -122,6 +122,7 @@ TEMPLATE_TEST_CASE("cross_entropy", "[ops]", float, bf16, fp16) {
     for (const Shape& s : kLongShapes) test(s, true, false);
     for_each_kernel([&] {
         for (const Shape& s : kClusterShapes) test(s, true, true);
+        test(kClusterShapes[0], false, false);
     });
 }
 

@@ -7,7 +7,8 @@ import time
 from test_simulated import SIMULATED
 from trainer import ENVIRONMENT, TRAINER, TrainerTest
 
-KERNEL = "cross_entropy_sm90"
+KERNEL, OTHER = "attention_forward_sm90", "cross_entropy_sm90"
+BOTH = f"{KERNEL}, {OTHER}"
 
 
 class SimulatedKernels(TrainerTest):
@@ -23,24 +24,29 @@ class SimulatedKernels(TrainerTest):
 
     def test_a_kernel_is_used_only_if_its_check_passes(self):
         config = self.write_config(train_max_steps=1)
-        self.assertEqual(self.log_of("", config), [KERNEL])
-        self.assertEqual(self.log_of("other wrong", config), [KERNEL])
+        self.assertEqual(self.log_of("", config), [BOTH])
+        self.assertEqual(self.log_of("no_such_kernel wrong", config), [BOTH])
         self.assertEqual(self.log_of("", config, "--set=device.arch_kernels=false"), [])
-        (line,) = self.log_of(f"{KERNEL} wrong", config)
-        self.assertRegex(line, f"^{KERNEL} is not used: bf16 loss: element 0 is 0, but .* with the portable kernel$")
-        (line,) = self.log_of(f"{KERNEL} crashes", config)
-        self.assertRegex(line, f"^{KERNEL} is not used: its check ended with exit code 71: .*a planted fault")
+        for kernel, other, differs in ((KERNEL, OTHER, "bf16, .*log-sum-exp: "), (OTHER, KERNEL, "bf16 loss: ")):
+            used, line = self.log_of(f"{kernel} wrong", config)
+            self.assertEqual(used, other)
+            self.assertRegex(line, f"^{kernel} is not used: {differs}element .* is 0, but .* with the portable kernel$")
+            used, line = self.log_of(f"{kernel} crashes", config)
+            self.assertEqual(used, other)
+            self.assertRegex(line, f"^{kernel} is not used: its check ended with exit code 71: .*a planted fault")
 
     def test_a_check_has_a_time_limit(self):
         config = self.write_config(train_max_steps=1)
-        self.assertEqual(self.log_of(f"{KERNEL} slow", config), [KERNEL])
-        for fault, limit_s in (("slow", 0.5), ("endless", 3)):
-            begin = time.monotonic()
-            lines = self.log_of(f"{KERNEL} {fault}", config, f"--set=device.kernel_check_s={limit_s}")
-            self.assertEqual(lines, [f"{KERNEL} is not used: its check did not end within {limit_s:g} s"])
-            self.assertGreater(time.monotonic() - begin, limit_s)
+        self.assertEqual(self.log_of(f"{OTHER} slow", config), [BOTH])
+        begin = time.monotonic()
+        lines = self.log_of(f"{OTHER} endless", config, "--set=device.kernel_check_s=12")
+        self.assertEqual(lines, [KERNEL, f"{OTHER} is not used: its check did not end within 12 s"])
+        self.assertGreater(time.monotonic() - begin, 12)
+        # Too little time for any check.
+        lines = self.log_of(f"{KERNEL} slow", config, "--set=device.kernel_check_s=0.1")
+        self.assertIn(f"{KERNEL} is not used: its check did not end within 0.1 s", lines)
         # No check outlives its run.
-        running = subprocess.run(["pgrep", "-f", f"check-kernels .*{KERNEL}"], capture_output=True, text=True,
+        running = subprocess.run(["pgrep", "-f", f"check-kernels .*{OTHER}"], capture_output=True, text=True,
                                  check=False).stdout.split()
         ours = [pid for pid in running if str(self.dir) in working_directory(pid)]
         self.assertEqual(ours, [])
@@ -48,15 +54,17 @@ class SimulatedKernels(TrainerTest):
     def test_all_ranks_use_the_same_kernels(self):
         """Each rank checks its own GPU."""
         config = self.write_config(train_max_steps=1, train_total_batch_tokens=240)
-        self.assertEqual(self.log_of("", "--nproc", "2", config), [KERNEL])
-        (line,) = self.log_of(f"{KERNEL} wrong 1", "--nproc", "2", config)
-        self.assertRegex(line, f"^{KERNEL} is not used: on rank 1, bf16 loss: ")
+        self.assertEqual(self.log_of("", "--nproc", "2", config), [BOTH])
+        used, line = self.log_of(f"{KERNEL} wrong 1", "--nproc", "2", config)
+        self.assertEqual(used, OTHER)
+        self.assertRegex(line, f"^{KERNEL} is not used: on rank 1, bf16, ")
 
     def test_the_command(self):
-        self.assertEqual(self.run_with("", "check-kernels"), f"{KERNEL} passed\n")
-        self.assertEqual(self.run_with(f"{KERNEL} wrong 2", "check-kernels", KERNEL), f"{KERNEL} passed\n")
-        self.assertRegex(self.run_with(f"{KERNEL} wrong 2", "check-kernels", "--gpu", "2", expect=70),
-                         f"^{KERNEL}: bf16 loss: .*\n$")
+        passed = f"{KERNEL} passed\n{OTHER} passed\n"
+        self.assertEqual(self.run_with("", "check-kernels"), passed)
+        self.assertEqual(self.run_with(f"{OTHER} wrong 2", "check-kernels", OTHER), f"{OTHER} passed\n")
+        self.assertRegex(self.run_with(f"{OTHER} wrong 2", "check-kernels", "--gpu", "2", expect=70),
+                         f"^{KERNEL} passed\n{OTHER}: bf16 loss: .*\n$")
         self.run_with("", "check-kernels", "no_such", expect=64)
         self.run_with("", "check-kernels", "--gpu", "8", expect=78)
         self.assertEqual(self.run_with("", "check-kernels", program=TRAINER), "")

@@ -71,12 +71,14 @@ struct Wgmma {
     bool transpose_a, transpose_b, a_in_registers, is_bf16;
     uint64_t a, b;
     uint32_t registers[4];
+    const uint32_t* source = nullptr;  // of them, which must not change before the wait; or null
 };
 void issue_wgmma(const Wgmma& product);
 void wgmma_fence();
 void wgmma_commit();
 void wgmma_wait_for(int keep);
 template <int kKeep> void wgmma_wait() { wgmma_wait_for(kKeep); }
+template <int> void hold_registers(float*) {}
 
 inline uint64_t wgmma_descriptor(uint32_t address, uint32_t leading, uint32_t stride, Swizzle mode) {
     return uint64_t((address & 0x3ffffu) >> 4) | uint64_t(leading >> 4) << 16 | uint64_t(stride >> 4) << 32 |
@@ -84,11 +86,12 @@ inline uint64_t wgmma_descriptor(uint32_t address, uint32_t leading, uint32_t st
 }
 template <int kN, class T, int kTransposeA = 0, int kTransposeB = 0>
 void wgmma(float* d, uint64_t a, uint64_t b, int scale_d = 1) {
-    issue_wgmma({d, kN, scale_d, kTransposeA != 0, kTransposeB != 0, false, dtype_of<T> == Dtype::bf16, a, b, {}});
+    issue_wgmma(
+        {d, kN, scale_d, kTransposeA != 0, kTransposeB != 0, false, dtype_of<T> == Dtype::bf16, a, b, {}, nullptr});
 }
 template <int kN, class T, int kTransposeB = 0> void wgmma(float* d, const uint32_t* a, uint64_t b, int scale_d = 1) {
     issue_wgmma(
-        {d, kN, scale_d, false, kTransposeB != 0, true, dtype_of<T> == Dtype::bf16, 0, b, {a[0], a[1], a[2], a[3]}});
+        {d, kN, scale_d, false, kTransposeB != 0, true, dtype_of<T> == Dtype::bf16, 0, b, {a[0], a[1], a[2], a[3]}, a});
 }
 
 // ---- clusters and the rest ----

@@ -137,6 +137,11 @@ void end_of_thread(Fiber& fiber) {
         note_fault(format("this thread ends while %d threads of its block wait in __syncthreads", barrier.arrived));
         m.abandoning = true;
     }
+    if (fiber.block->alive == 0)
+        for (int id = 1; id < kNamedBarriers; id++)
+            if (fiber.block->named[id].arrived)
+                note_fault(format("%d arrivals are left at barrier %d when the block ends",
+                                  fiber.block->named[id].arrived, id));
     Barrier& all = m.cluster_barrier;
     if (all.arrived && all.arrived >= m.alive) {
         all.arrived = 0;

@@ -6,7 +6,7 @@
 #include "test/support/expect_error.h"
 
 TEST_CASE("kernels for compute capability 9.0 are listed on such GPUs", "[arch]") {
-    CHECK(arch_kernels() == std::vector<std::string>{"cross_entropy_sm90"});
+    CHECK(arch_kernels() == std::vector<std::string>{"attention_forward_sm90", "cross_entropy_sm90"});
     for (const int capability : {80, 89, 100, 120}) {
         simt::Options other = simt::options();
         other.capability = capability;

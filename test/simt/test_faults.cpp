@@ -63,6 +63,11 @@ void named_barrier_counts_kernel(Planted op) { ptx::bar_sync(2, op.fault && thre
 
 void named_barrier_part_of_warp_kernel(Planted op) { ptx::bar_sync(3, op.fault ? 63 : 64); }
 
+void named_barrier_left_kernel(Planted op) {
+    ptx::bar_arrive(4, 64);
+    if (!op.fault || threadIdx.x < 64) ptx::bar_arrive(4, 64);
+}
+
 void trap_kernel(Planted op) {
     if (op.fault && threadIdx.x == 3) __trap();
 }
@@ -78,6 +83,8 @@ TEST_CASE("a barrier that not all threads reach", "[simt]") {
     check_planted(named_barrier_counts_kernel, {.name = "counts", .blocks = dim3(1), .threads = 64}, "barrier 2 for");
     check_planted(named_barrier_part_of_warp_kernel, {.name = "part", .blocks = dim3(1), .threads = 64},
                   "no number of whole warps");
+    check_planted(named_barrier_left_kernel, {.name = "left", .blocks = dim3(1), .threads = 96},
+                  "32 arrivals are left at barrier 4");
 }
 
 TEST_CASE("a deadlock report lists the waiting threads", "[simt]") {

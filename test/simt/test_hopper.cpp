@@ -316,3 +316,33 @@ TEST_CASE("stmatrix is the inverse of ldmatrix", "[simt]") {
     const auto got = out.fetch();
     for (size_t i = 0; i < 128; i++) CHECK(got[i] == float(i));
 }
+
+// ---- registers of A that change before the product has read them ----
+
+namespace {
+
+struct RegistersShared {
+    alignas(1024) char b[64 * 128];
+};
+void registers_kernel(Planted op) {
+    auto& s = shared_memory<RegistersShared>();
+    for (unsigned i = threadIdx.x; i < sizeof s.b; i += blockDim.x) s.b[i] = 0;
+    ptx::fence_proxy_async();
+    __syncthreads();
+    uint32_t a[4] = {};
+    float d[32];
+    ptx::wgmma_fence();
+    ptx::wgmma<64, bf16>(d, a, ptx::wgmma_descriptor(ptx::shared_address(s.b), 16, 1024, ptx::SWIZZLE_128), 0);
+    ptx::wgmma_commit();
+    if (op.fault) a[1] = 1;
+    ptx::wgmma_wait<0>();
+    op.out[threadIdx.x] = d[0] + float(a[1]);
+}
+
+}  // namespace
+
+TEST_CASE("registers of A change while a wgmma reads them", "[simt]") {
+    check_planted(registers_kernel,
+                  {.name = "registers", .blocks = dim3(1), .threads = 128, .shared_bytes = sizeof(RegistersShared)},
+                  "registers of A were written");
+}

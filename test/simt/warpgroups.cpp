@@ -1,5 +1,6 @@
 // wgmma: products that four warps issue together, and the barrier of a cluster.
 #include <algorithm>
+#include <cstring>
 #include <deque>
 #include <map>
 #include <vector>
@@ -203,7 +204,11 @@ void wgmma_commit() {
 void wgmma_wait_for(int keep) {
     simt::Quiet quiet;
     for (const auto& group : mine().groups)
-        for (const Wgmma& product : group) show_reads(product);
+        for (const Wgmma& product : group) {
+            show_reads(product);
+            if (product.source && std::memcmp(product.source, product.registers, sizeof product.registers) != 0)
+                simt::fault("registers of A were written while a wgmma that reads them is in flight");
+        }
     if (!mine().open.empty()) simt::fault("wgmma not committed before wait_group");
     mine().is_fenced = false;
     const int group = simt::me().id / kGroupLanes;

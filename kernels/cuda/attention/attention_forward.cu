@@ -12,10 +12,14 @@
 // MMA, 256 with 16 rows) are not the bottleneck.
 // Numerics: scores, maxima, sums and out are float. exp(score - max), at most 1, is rounded to T before it multiplies
 // the values; lse uses the unrounded numbers. A soft cap's tanh is float, within 2^-21.
-// Other head sizes, float and unaligned memory: attention_general_forward.cuh.
+// Other head sizes, float and unaligned memory: attention_general_forward.cuh. On GPUs of compute capability 9.0, heads
+// of 64 and 128 without dropout, soft cap and chunks: attention_forward_sm90.cu.
+#include "kernels/cuda/arch_kernels.h"
 #include "kernels/cuda/attention/attention_general_forward.cuh"
 #include "kernels/cuda/attention/attention_layout.cuh"
 #include "kernels/cuda/attention/attention_masks.cuh"
+#include "kernels/cuda/attention/attention_sm90.h"
+#include "kernels/cuda/attention/attention_softmax.cuh"
 #include "kernels/cuda/attention/attention_tiles.cuh"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/ptx.cuh"
@@ -48,52 +52,6 @@ template <class T, int kHeadSize, class S> struct Shared {
     T value[2][S::kKeys][kHeadSize];
     uint64_t sample_key;  // for dropout; no register is left for it
 };
-
-// The online softmax of the rows of a warp, in units of unscaled scores. A lane has rows 16 m + 8 half + g; the four
-// lanes of a row hold the same maximum, but different parts of the sum.
-template <int kM> struct OnlineSoftmax {
-    float max[kM][2], sum[kM][2];
-
-    __device__ __forceinline__ explicit OnlineSoftmax(float lowest) {
-#pragma unroll
-        for (int m = 0; m < kM; m++)
-#pragma unroll
-            for (int half = 0; half < 2; half++) max[m][half] = lowest, sum[m][half] = 0;
-    }
-};
-
-// Updates maxima and sums with a tile of scores, replaces the scores with exp(scale (score - max)), and rescales out to
-// the new maximum. Until a query has seen a key, its maximum is the finite initial value, so that masked scores give 0.
-template <int kHeadSize, int kKeys, int kM>
-__device__ __forceinline__ void add_to_softmax(OnlineSoftmax<kM>& softmax, float (&out)[kM][kHeadSize / 8][4],
-                                               float (&scores)[kM][kKeys / 8][4], float scale_log2) {
-#pragma unroll
-    for (int m = 0; m < kM; m++)
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            float largest = softmax.max[m][half];
-#pragma unroll
-            for (int n = 0; n < kKeys / 8; n++)
-                largest = fmaxf(largest, fmaxf(scores[m][n][2 * half], scores[m][n][2 * half + 1]));
-            largest = lanes_reduce<4>(largest, Max());
-            const float rescale = ptx::exp2_approx((softmax.max[m][half] - largest) * scale_log2);
-            const float shift = largest * scale_log2;
-            float sum = softmax.sum[m][half] * rescale;
-            softmax.max[m][half] = largest;
-#pragma unroll
-            for (int n = 0; n < kKeys / 8; n++)
-#pragma unroll
-                for (int i = 2 * half; i < 2 * half + 2; i++) {
-                    scores[m][n][i] = ptx::exp2_approx(fmaf(scores[m][n][i], scale_log2, -shift));
-                    sum += scores[m][n][i];
-                }
-            softmax.sum[m][half] = sum;
-#pragma unroll
-            for (int n = 0; n < kHeadSize / 8; n++)
-#pragma unroll
-                for (int i = 2 * half; i < 2 * half + 2; i++) out[m][n][i] *= rescale;
-        }
-}
 
 template <class T, int kHeadSize, AttentionKind kKind>
 __global__ void __launch_bounds__(Shape<kHeadSize, kKind>::kThreads, Shape<kHeadSize, kKind>::kBlocksPerMultiprocessor)
@@ -159,7 +117,9 @@ __global__ void __launch_bounds__(Shape<kHeadSize, kKind>::kThreads, Shape<kHead
             add_dot_products<T>(scores, queries, ptx::shared_address(s.key[tile % 2]), 0, k);
         if (has_cap) cap_scores(scores, op.scale / op.softcap);
         mask_scores(scores, warp, rows, warp_row, tile * kKeys, visible, at.seq_len);
-        add_to_softmax<kHeadSize, kKeys>(softmax, out, scores, scale_log2);
+        float rescale[kM][2];
+        add_to_softmax(softmax, rescale, scores, scale_log2);
+        scale_rows(out, rescale);
         if (drops)
             for_each_decision<kM, kKeys / 8>(op.dropout, kAny ? s.sample_key : op.dropout.keys[b], rows, warp_row,
                                              visible, tile * kKeys, [&](int m, int n, int i, bool kept) {
@@ -205,6 +165,7 @@ void attention_forward(const AttentionForward& op, Stream stream) {
     dispatch("attention_forward", {op.out, op.qkv, op.chunk.kv}, [&]<class T>() {
         require_valid(op);
         if constexpr (sizeof(T) == 2) {
+            if (is_used(ArchKernel::attention_forward_sm90) && attention_forward_sm90(op, stream)) return;
             const auto start = [&]<int kHeadSize, AttentionKind kKind>() {
                 launch_forward<T, kHeadSize, kKind>(op, stream);
                 return true;

@@ -243,6 +243,11 @@ PTX void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "m
 template <int kKeep> PTX void wgmma_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kKeep) : "memory");
 }
+// Call it after a wait for products whose accumulators d are: the compiler must not move their uses before the wait.
+template <int kCount> PTX void hold_registers(float* d) {
+#pragma unroll
+    for (int i = 0; i < kCount; i++) asm volatile("" : "+f"(d[i])::"memory");
+}
 
 #include "kernels/cuda/hopper/ptx_wgmma.cuh"  // IWYU pragma: export
 
