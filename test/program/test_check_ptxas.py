@@ -22,6 +22,7 @@ FINDINGS = [  # output of ptxas, part of the finding
      "bad for sm_90 spills 36 bytes of registers"),
     (compiled("_Z3badv", stack=32), "bad for sm_90 has a stack frame of 32 bytes"),
     (SERIALISED + "\n", "(C7512) Potential Performance Loss"),
+    (SERIALISED.replace("C7512", "C7511") + "\n", "(C7511) Potential Performance Loss"),
 ]
 
 

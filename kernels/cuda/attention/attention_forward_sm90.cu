@@ -394,7 +394,8 @@ template <class T, int kHeadSize> void launch_forward(const AttentionForward& op
         std::min((launched.heads + 1) / 2, (3 * blocks + 2 * launched.tasks - 1) / (2 * launched.tasks));
     launched.paired_heads = ((launched.heads + 1) / 2 - unpaired) * 2;
     launch(attention_forward_sm90_kernel<T, kHeadSize>,
-           {"attention_forward_sm90", dim3(unsigned(blocks)), S::kThreads, sizeof(Shared<T, kHeadSize>)}, stream, launched);
+           {"attention_forward_sm90", dim3(unsigned(blocks)), S::kThreads, sizeof(Shared<T, kHeadSize>)}, stream,
+           launched);
 }
 
 }  // namespace
