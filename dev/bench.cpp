@@ -27,6 +27,7 @@
 #include "dev/bench_timing.h"
 #include "kernels/base/check.h"
 #include "model/plan.h"
+#include "runtime/cluster/kernel_check.h"
 #include "runtime/performance/performance.h"
 
 namespace {
@@ -278,6 +279,18 @@ private:
 
 }  // namespace
 
+// Returns the kernels for this GPU that pass the check of the trainer next to this program: train_gpt for bench_cuda,
+// train_gpt_simt for bench_simt.
+static std::vector<std::string> checked_kernels() {
+    constexpr double kLimit_s = 60;
+    std::string program = program_path();
+    const std::string device = program.substr(program.rfind('_'));
+    program = program_directory() + "/train_gpt" + (device == "_cuda" ? "" : device);
+    const KernelChoice choice = choice_of({text_of(KernelCheck(0, kLimit_s, program).results())});
+    for (const std::string& line : choice.lines) std::printf("kernels  %s\n", line.c_str());
+    return choice.used;
+}
+
 int main(int argc, char** argv) {
     Settings settings;
     CLI::App app("Times the ops of a training step, and the whole step.");
@@ -297,12 +310,12 @@ int main(int argc, char** argv) {
     ops->excludes(steps);
     app.add_option("--roofs-from", settings.roofs_from, "file of --roofs --json; missing roofs are measured");
     app.add_flag("!--no-graphs", settings.graphs, "GPU: queue the kernels of a step instead of replaying graphs");
-    app.add_flag("--portable", settings.portable, "GPU: no kernels for its compute capability, which are not checked");
+    app.add_flag("--portable", settings.portable, "GPU: no kernels for its compute capability");
     app.add_flag("--tune", settings.tune, "GPU: time each GEMM at its first use and use the fastest algorithm");
     app.add_flag("--tf32", settings.tf32, "GPU: fp32 products may round their operands to TF32");
     CLI11_PARSE(app, argc, argv);
     try {
-        configure_device({.kernels = settings.portable ? std::vector<std::string>() : arch_kernels(),
+        configure_device({.kernels = settings.portable ? std::vector<std::string>() : checked_kernels(),
                           .tf32 = settings.tf32,
                           .time_gemms = settings.tune,
                           .graphs = settings.graphs});

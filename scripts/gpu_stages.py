@@ -229,9 +229,10 @@ def measure(workloads):
     large = ops_and_products(rest)
     return [*(probe_stage(group, 5) for group in FIRST_PROBES),
             Stage("roofs", 15, ("bench_cuda",), roofs, read_roofs),
-            Stage("ops", 50, ("test_cuda",), lambda place, stage, _: tests(place, stage, "[ops]"), read_tests),
+            Stage("ops", 40, ("test_cuda",), lambda place, stage, _: tests(place, stage, "[ops]"), read_tests),
             Stage("kernels", 10, ("train_gpt",), lambda place, *_: [place.program("train_gpt"), "check-kernels"],
                   read_kernels),
+            Stage("arch", 10, ("test_cuda",), lambda place, stage, _: tests(place, stage, "[arch]"), read_tests),
             *stages("ops", 25, "bench_cuda", bench, read_ops),
             *steps(20, first),
             *stages("matmul", 35, "bench_matmul_cuda", matmul, read_matmul),

@@ -9,7 +9,6 @@
 
 #include "kernels/base/check.h"
 #include "kernels/device.h"
-#include "runtime/io/installation.h"
 #include "runtime/io/joined.h"
 
 namespace {
@@ -27,13 +26,14 @@ std::string problem_of(const Subprocess::Result& result, double limit_s) {
 
 }  // namespace
 
-KernelCheck::KernelCheck(int local_rank, double limit_s) : local_rank_(local_rank), limit_s_(limit_s) {
+KernelCheck::KernelCheck(int local_rank, double limit_s, const std::string& program)
+    : program_(program), local_rank_(local_rank), limit_s_(limit_s) {
     if (limit_s > 0) waiting_ = arch_kernels();
     if (!waiting_.empty()) start();
 }
 
 void KernelCheck::start() {
-    std::vector<std::string> command{program_path(), "check-kernels", "--gpu", std::to_string(local_rank_)};
+    std::vector<std::string> command{program_, "check-kernels", "--gpu", std::to_string(local_rank_)};
     command.insert(command.end(), waiting_.begin(), waiting_.end());
     process_ = std::make_unique<Subprocess>(command);
 }

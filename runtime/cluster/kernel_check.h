@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "runtime/io/installation.h"
 #include "runtime/io/subprocess.h"
 
 // A kernel, and why it must not be used; empty if it passed.
@@ -17,8 +18,8 @@ struct CheckedKernel {
 class KernelCheck {
 public:
     // Starts the check on the GPU of this local rank if the device has such kernels and `limit_s` is positive. Returns
-    // at once.
-    KernelCheck(int local_rank, double limit_s);
+    // at once. `program` has the command check-kernels.
+    KernelCheck(int local_rank, double limit_s, const std::string& program = program_path());
     // Waits for the results. A process that stops at one kernel is followed by another for the kernels after it; each
     // has `limit_s`. Call once.
     std::vector<CheckedKernel> results();
@@ -26,6 +27,7 @@ public:
 private:
     void start();
 
+    std::string program_;
     int local_rank_;
     double limit_s_;
     std::vector<std::string> waiting_;  // kernels without a result

@@ -28,7 +28,7 @@ TOOLS = ["bash", "cat", "cp", "env", "head", "rm", "setsid", "sleep", "touch"]
 PLACE = gpu_stages.Place(ROOT, ROOT / "build", ROOT, gpu_stages.cuda_libraries.Libraries(), "9.0")
 FIRST_PROBES = ["probe_wgmma_sizes", "probe_wgmma_layouts", "probe_wgmma_registers", "probe_tensor_copies",
                 "probe_tensor_multicast", "probe_tensor_swizzle"]
-MEASURE = FIRST_PROBES + ["roofs", "ops", "kernels", "ops_tiny", "step_tiny", "matmul_tiny", "ncu_tiny",
+MEASURE = FIRST_PROBES + ["roofs", "ops", "kernels", "arch", "ops_tiny", "step_tiny", "matmul_tiny", "ncu_tiny",
                           "trainer_tiny", "step_tiny_b4", "step_tiny_tuned", "step_tiny_portable", "step_tiny_queued",
                           "peer_tiny"]
 PROBES = [f"probe_{group}" for group in gpu_stages.PROBE_GROUPS["sm_80"]] + [
@@ -166,7 +166,7 @@ class StandIns(Kit):
     def test_the_order_of_the_gpu_workloads(self):
         listed = [line.split() for line in self.run_script("--list").splitlines()]
         self.assertEqual([name for part, name, *_ in listed if part == "measure"], FIRST_PROBES + [
-            "roofs", "ops", "kernels", "ops_124M", "step_124M", "matmul_124M", "step_llama-1.1B", "step_1558M",
+            "roofs", "ops", "kernels", "arch", "ops_124M", "step_124M", "matmul_124M", "step_llama-1.1B", "step_1558M",
             "ncu_124M", "trainer_124M", "ops_1558M", "step_124M_b32", "step_124M_b128", "step_124M_tuned",
             "step_124M_portable", "step_124M_queued", "matmul_1558M", "step_1558M_b32", "peer_124M"])
         self.assertEqual([name for part, name, *_ in listed if part == "prove"], PROVE + ["peer_1558M"])
@@ -352,6 +352,7 @@ class DryRun(Kit):
             case $1 in
                 "[ops]") exec {build}/test_simt "[ops]fill*,[ops]add*" ;;
                 "[model]") exec {build}/test_cpu "the model agrees with PyTorch: five steps of each optimizer" ;;
+                "[arch]") exec {build}/test_simt "[arch]every*" ;;
                 "[comm]") exec {build}/test_simt "one rank's collectives*" ;;
                 *activation* | *fill*) exec {build}/test_simt "$@" ;;
                 *) exec {build}/test_simt "[ops]fill" ;;

@@ -1,4 +1,4 @@
-// Tests of ops with and without kernels for this GPU's compute capability.
+// Tests of kernels for this GPU's compute capability. On other devices, they test the portable kernels again.
 #pragma once
 
 #include "kernels/device.h"
@@ -11,11 +11,3 @@ public:
     WithArchKernels(const WithArchKernels&) = delete;
     WithArchKernels& operator=(const WithArchKernels&) = delete;
 };
-
-// Calls `test` with the portable kernels and, if this device has others, with those.
-template <class Test> void for_each_kernel(Test test) {
-    test();
-    if (arch_kernels().empty()) return;
-    const WithArchKernels used(arch_kernels());
-    test();
-}
