@@ -47,8 +47,8 @@ std::string check_arch_kernel(const std::string& name);
 
 // Settings of the device; the CPU ignores them.
 struct DeviceSettings {
-    int local_rank = 0;                      // among the ranks of this machine: chooses the GPU if several are visible
-    std::vector<std::string> kernels = {};   // those of arch_kernels() to use
+    int local_rank = 0;             // among the ranks of this machine: chooses the GPU if several are visible
+    std::vector<std::string> kernels = {};  // some of arch_kernels(), to be used
     bool tf32 = false;              // fp32 products may round their operands to TF32
     bool gelu_epilogue = false;     // the library's GEMM may apply gelu_new to its sums before they are rounded
     std::string gemm_choices = {};  // a text of gemm_choices(), or empty

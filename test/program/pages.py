@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from trainer import ENVIRONMENT, ROOT, TRAINER
 
-LANGUAGES = ["sh", "console", "json", "python", "text"]
+LANGUAGES = ["sh", "console", "json", "python", "cpp", "text"]
 REASONS = ["gpu", "cluster", "network", "root", "hours", "llm.c", "packages"]
 FOREIGN = ["apt", "cd", "debootstrap", "kubectl", "lm_eval", "man", "mpirun", "nvidia-smi", "pip", "podman", "salloc",
            "sbatch", "scancel", "source", "srun", "tail", "tar", "tensorboard", "torchrun", "./train_gpt2cu"]
@@ -28,6 +28,11 @@ MAKEFILES = (ROOT / "Makefile").read_text() + (ROOT / "test.mk").read_text()
 @functools.lru_cache(maxsize=None)
 def help_of(*args):
     return subprocess.run([TRAINER, *args], capture_output=True, text=True, check=True, env=ENVIRONMENT).stdout
+
+
+@functools.lru_cache(maxsize=None)
+def gpu_lines():
+    return {line.strip() for path in (ROOT / "kernels/cuda").rglob("*.cu*") for line in path.read_text().splitlines()}
 
 
 @functools.lru_cache(maxsize=None)
@@ -190,6 +195,8 @@ class Page:
             named = {f"{section}.{key}" for section, values in sections.items() if section != "$schema"
                      for key in values}
             yield from (f"there is no key {key}" for key in sorted(named - keys()))
+        elif fence[1] == "cpp":  # lines of the GPU's sources
+            yield from (f"no source has the line {line}" for line in block.text.splitlines() if line not in gpu_lines())
         elif fence[1] == "python":
             compile(block.text, f"{self.name}:{block.line}", "exec")
 

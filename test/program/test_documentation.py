@@ -151,6 +151,10 @@ mpirun -np 8 build/train_gpt configs/gpt2_124M.json \\
 ```json
 "data": {"train": "train.bin"}
 ```
+
+```cpp
+ptx::bulk_commit();
+```
 """
 PLANTED = [  # a text of GOOD, its replacement, words of the problem
     ("```json", "```", "an unknown fence: ''"),
@@ -160,6 +164,7 @@ PLANTED = [  # a text of GOOD, its replacement, words of the problem
     ("```json\n", "```json needs=gpu\n", "an unknown reason: 'json needs=gpu'"),
     ('.bin"}\n```\n', '.bin"}\n', "an unknown fence: 'that is not closed'"),
     ('"train": ', '"trein": ', "there is no key data.trein"),
+    ("ptx::bulk_commit();", "ptx::bulk_comit();", "no source has the line ptx::bulk_comit();"),
     ("--auto", "--automatic", "train_gpt has no option --automatic"),
     ("train.max_steps=", "train.steps=", "there is no key train.steps"),
     ("build/train_gpt configs", "build/train_gpt trian configs", "train_gpt has no command trian"),

@@ -117,7 +117,7 @@ __global__ void cluster_kernel(ProbeArgs op) {
     ptx::cluster_wait();
 }
 
-// Each lane stores a number, and reads that of another lane in the other block.
+// Each lane stores a number, and reads the number of another lane in the other block.
 __global__ void load_cluster_kernel(ProbeArgs op) {
     struct Shared {
         float numbers[32];

@@ -27,7 +27,7 @@ template <class T> void check(const Shape& s) {
 
 }  // namespace
 
-// Sequences that end in and between a warp's, a warpgroup's and a tile's rows, and a key behind half a tile.
+// Sequences that end in and between a warp's, a warpgroup's and a tile's rows, and a key after half a tile.
 TEMPLATE_TEST_CASE("attention_forward_sm90: lengths", "[simt]", bf16, fp16) {
     for (int length : {1, 15, 16, 17, 63, 64, 65, 127, 128, 129}) {
         check<TestType>({2, length, 1, 1, 64, 1});

@@ -11,7 +11,7 @@ namespace ops {
 
 namespace {
 
-// Positions in two tiles of keys, of which queries see all, some or none.
+// Positions in two tiles of keys. A query sees all, some or none of a tile.
 constexpr int kBatch = 2, kSeqLen = 200;
 
 struct Case {

@@ -2,7 +2,7 @@
 //
 // A thread block per multiprocessor takes tasks (class Tasks): 192 rows of the queries of a key-value head (heads of
 // 128: 128 rows), 64 for each of three (two) consumer warpgroups. Tiles of 128 keys and values pass through a ring of
-// four (two) stages; keys and values have barriers of their own. A warp of 16 rows has adjacent positions of one head
+// four (two) stages; keys and values have separate barriers. A warp of 16 rows has adjacent positions of one head
 // (QueryRows), so windows, documents and groups of heads cost no more than the masks of tiles that are seen in part.
 //
 //   producer    warp 0: K V K V ...  warp 1: Q of each consumer  warp 2: what each consumer's warp does in the task
@@ -82,7 +82,7 @@ __device__ __forceinline__ void pack_weights(uint32_t (&weights)[kKeys / 16][4],
         }
 }
 
-// Stores the warp's rows of the output and of the log-sum-exp. `tile`: the consumer's, of which the warp uses its rows.
+// Stores the warp's rows of the output and of the log-sum-exp. The warp uses its rows of the consumer's tile.
 template <class T, int kHeadSize>
 __device__ __forceinline__ void finish_unit(uint32_t tile, const ForwardSm90& op, const WarpTask& task,
                                             const LaneQueries& queries, const OnlineSoftmax<1>& softmax,
@@ -101,7 +101,7 @@ __device__ __forceinline__ void finish_unit(uint32_t tile, const ForwardSm90& op
                 softmax.max[0][half] * op.op.scale + logf(sum);
     }
     const uint32_t rows = tile + Tile::offset(int(threadIdx.x) / 32 % 4 * kRunRows);
-    // Packs are swizzled as in tile_offset(). That of column 16 k is one XOR on that of column 0 of its box.
+    // Packs are swizzled as in tile_offset(). One XOR on the place of column 0 of a box gives column 16 k.
     const uint32_t first = rows + uint32_t(row * kBoxRowBytes + ((lane / 16 ^ row % 8) * 16));
     if (lane == 0) ptx::bulk_wait_read<0>();
     __syncwarp();  // wait until the previous output has been read

@@ -77,7 +77,7 @@ template <class Op> CUtensorMap make_attention_map(ConstView tensor, size_t colu
                                     .swizzle = ptx::SWIZZLE_128});
 }
 
-// The place of a producer or a consumer in a ring of stages. `parity` is that of the stage's current fill: a consumer
+// The place of a producer or a consumer in a ring of stages. `parity` belongs to the stage's current fill: a consumer
 // waits for `full` with it, a producer for `empty` with the other one (which returns at once the first time).
 template <int kStages> struct RingPlace {
     uint32_t stage = 0, parity = 0;

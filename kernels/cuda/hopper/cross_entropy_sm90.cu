@@ -8,7 +8,7 @@
 // A block works as the portable kernel does on a row with its columns only (cross_entropy.cuh). So a row is read once
 // and written once, 4 bytes per 16-bit element. The portable kernel reads it twice: rows of 151,936 columns in flight
 // on 132 SMs take 80 MB, more than the L2 cache of an H200. Two blocks per SM; up to 8 blocks per row, the largest
-// cluster that every GPU accepts, hold 404,000 columns of 16 bits. Instructions per element: those of the portable
+// cluster that every GPU accepts, hold 404,000 columns of 16 bits. Instructions per element: as in the portable
 // kernel. Numerics: as in the portable kernel, except for the order of a row's sum.
 #include "kernels/cuda/arch_check.h"
 #include "kernels/cuda/cross_entropy.cuh"
@@ -37,7 +37,7 @@ struct BlockSums {
 
 template <class T> struct ClusterShared : CrossEntropyShared<T, true> { BlockSums of_block; };
 
-// The sums of a row, from those of all blocks.
+// Adds the sums of all blocks of a row.
 template <class Shared> __device__ BlockSums combine_blocks(const Shared& s, int blocks) {
     const BlockSums& mine = s.of_block;
     const auto number = [](const float& here, int block) {
