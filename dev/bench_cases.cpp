@@ -243,6 +243,11 @@ template <class T> void add_cross_entropy(std::vector<Case>& cases, Arrays& arra
     cases.push_back(case_of("cross entropy", calls, ops::cross_entropy, entropy));
     entropy.softcap = 15, entropy.z_loss = 1e-4f;
     add_variant(cases, "cross entropy", "cross entropy with soft cap and z-loss", calls, ops::cross_entropy, entropy);
+    // Qwen's vocabulary, in the memory of the same logits.
+    constexpr int kLongVocab = 151'936;
+    if (const size_t long_rows = size_t(rows) * size_t(Vp) / kLongVocab; long_rows > 0)
+        add_variant(cases, "cross entropy", "cross entropy of 151936 columns", calls, ops::cross_entropy,
+                    {logits, loss, ids, nullptr, int(long_rows), kLongVocab, kLongVocab, 1e-4f, true});
     auto* sum = static_cast<double*>(arrays.make_scratch(sizeof(double)));
     ops::LossSum losses{sum, loss, tokens, false};
     cases.push_back(case_of("loss sum", 1, ops::loss_sum, losses));

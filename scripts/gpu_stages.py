@@ -51,16 +51,16 @@ def read_roofs(place, stage, output):
                    figures)
 
 
-STEP_FLAGS = {"_queued": "--no-graphs", "_tuned": "--tune", "_portable": "--portable"}  # by the end of a stage's name
+FLAGS = {"_queued": "--no-graphs", "_tuned": "--tune", "_portable": "--portable"}  # by the end of a stage's name
 
 
 def bench(place, stage, seconds):
     """Measures every op, or the whole step, of a workload."""
     figures, measured = place.figures(stage), place.work / "roofs.json"
     command = [place.program("bench_cuda"), "bf16", "--workload", stage.workload, "--json", figures]
+    command += [flag for end, flag in FLAGS.items() if stage.name.endswith(end)]
     if stage.name.startswith("step_"):
-        flags = [flag for end, flag in STEP_FLAGS.items() if stage.name.endswith(end)]
-        return [*command, "--steps-only", *flags, "--batch", str(stage.batch)]
+        return [*command, "--steps-only", "--batch", str(stage.batch)]
     return [*command, "--ops-only"] + (["--roofs-from", measured] if measured.exists() else [])
 
 
@@ -226,6 +226,8 @@ def measure(workloads):
     def other_steps(end, share, keys):
         return [Stage(f"step_{key}{end}", share, ("bench_cuda",), bench, read_step, workload=key) for key in keys]
 
+    portable_ops = [Stage(f"ops_{key}_portable", 20, ("bench_cuda",), bench, read_ops, workload=key) for key in first]
+
     large = ops_and_products(rest)
     return [*(probe_stage(group, 5) for group in FIRST_PROBES),
             Stage("roofs", 15, ("bench_cuda",), roofs, read_roofs),
@@ -235,7 +237,7 @@ def measure(workloads):
             Stage("arch", 10, ("test_cuda",), lambda place, stage, _: tests(place, stage, "[arch]"), read_tests),
             *stages("ops", 25, "bench_cuda", bench, read_ops),
             *steps(20, first),
-            *stages("matmul", 35, "bench_matmul_cuda", matmul, read_matmul),
+            *stages("matmul", 25, "bench_matmul_cuda", matmul, read_matmul),
             *steps(30, rest),
             *stages("ncu", 50, "bench_cuda", profiled_ops, read_ncu),
             *stages("trainer", 32, "train_gpt", trainer, read_trainer,
@@ -244,8 +246,9 @@ def measure(workloads):
             *other_batches(20, first),
             *other_steps("_tuned", 17, first),
             *other_steps("_portable", 12, first),
+            *portable_ops,
             *other_steps("_queued", 12, first),
-            *stages("matmul", 30, "bench_matmul_cuda", matmul, read_matmul, keys=large),
+            *stages("matmul", 20, "bench_matmul_cuda", matmul, read_matmul, keys=large),
             *other_batches(22, rest),
             *peers("measure", 48, workloads)]
 
