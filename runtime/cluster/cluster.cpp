@@ -104,7 +104,10 @@ Ranks::Ranks(const RankEnvironment& environment, const Config& config, const std
     timeouts.grid = grid_;
     RankEnvironment place = environment;
     place.token_file = token_file(config.run.dir, environment.run_id);
-    const auto open = [&] { comm_ = open_comm(settings); };
+    const auto open = [&] {
+        if (environment.size > 1) kernel_check_.results();
+        comm_ = open_comm(settings);
+    };
     if (!comm_needs_gather()) within(timeouts.start_s, environment, open);
     TextBroadcast broadcast;
     if (const TextBroadcast share = launcher_share(comm_); share && (!comm_needs_gather() || place.master_host.empty()))

@@ -30,8 +30,8 @@ public:
     const GridComm& grid_comm() const { return grid_comm_; }
     ControlChannel& control() { return *control_; }
     int local_rank() const { return local_rank_; }
-    // The kernels that all ranks use, after their check (device.arch_kernels). The first call is a collective, which
-    // waits for the checks.
+    // The kernels that all ranks use, after their check (device.arch_kernels). The first call is a collective, and must
+    // precede the use of the GPU.
     const KernelChoice& kernels();
 
     // Runs `body` and returns its result once all ranks have finished theirs. If it throws, reports the error to the

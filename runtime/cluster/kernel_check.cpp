@@ -38,27 +38,26 @@ void KernelCheck::start() {
     process_ = std::make_unique<Subprocess>(command);
 }
 
-std::vector<CheckedKernel> KernelCheck::results() {
-    std::vector<CheckedKernel> found;
+const std::vector<CheckedKernel>& KernelCheck::results() {
     while (!waiting_.empty()) {
         const Subprocess::Result result = process_->wait(limit_s_);
         std::istringstream lines(result.output);
         for (std::string line; !waiting_.empty() && std::getline(lines, line);) {
             const std::string name = waiting_.front();
             if (line == name + kPassed)
-                found.push_back({name, ""});
+                found_.push_back({name, ""});
             else if (line.starts_with(name + ": "))
-                found.push_back({name, line.substr(name.size() + 2)});
+                found_.push_back({name, line.substr(name.size() + 2)});
             else
                 continue;
             waiting_.erase(waiting_.begin());
         }
         if (waiting_.empty()) break;
-        found.push_back({waiting_.front(), problem_of(result, limit_s_)});
+        found_.push_back({waiting_.front(), problem_of(result, limit_s_)});
         waiting_.erase(waiting_.begin());
         if (!waiting_.empty()) start();
     }
-    return found;
+    return found_;
 }
 
 std::string text_of(const std::vector<CheckedKernel>& kernels) {

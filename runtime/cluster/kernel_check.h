@@ -21,8 +21,8 @@ public:
     // at once. `program` has the command check-kernels.
     KernelCheck(int local_rank, double limit_s, const std::string& program = program_path());
     // Waits for the results. A process that stops at one kernel is followed by another for the kernels after it; each
-    // has `limit_s`. Call once.
-    std::vector<CheckedKernel> results();
+    // has `limit_s`. Call it before this process uses the GPU, which may accept one process only.
+    const std::vector<CheckedKernel>& results();
 
 private:
     void start();
@@ -31,6 +31,7 @@ private:
     int local_rank_;
     double limit_s_;
     std::vector<std::string> waiting_;  // kernels without a result
+    std::vector<CheckedKernel> found_;
     std::unique_ptr<Subprocess> process_;
 };
 
