@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <csignal>
+#include <fstream>
 #include <map>
 #include <sstream>
 
@@ -13,7 +14,15 @@
 
 namespace {
 
-constexpr const char* kPassed = " passed";
+constexpr const char *kCommand = "check-kernels", *kPassed = " passed";
+
+// Whether this process is such a check, of a program without the command. It must not start another check.
+bool is_check() {
+    std::ifstream arguments("/proc/self/cmdline");
+    std::string command;
+    std::getline(arguments, command, '\0');
+    return std::getline(arguments, command, '\0') && command == kCommand;
+}
 
 // How a process ended that did not report on a kernel.
 std::string problem_of(const Subprocess::Result& result, double limit_s) {
@@ -28,12 +37,12 @@ std::string problem_of(const Subprocess::Result& result, double limit_s) {
 
 KernelCheck::KernelCheck(int local_rank, double limit_s, const std::string& program)
     : program_(program), local_rank_(local_rank), limit_s_(limit_s) {
-    if (limit_s > 0) waiting_ = arch_kernels();
+    if (limit_s > 0 && !is_check()) waiting_ = arch_kernels();
     if (!waiting_.empty()) start();
 }
 
 void KernelCheck::start() {
-    std::vector<std::string> command{program_, "check-kernels", "--gpu", std::to_string(local_rank_)};
+    std::vector<std::string> command{program_, kCommand, "--gpu", std::to_string(local_rank_)};
     command.insert(command.end(), waiting_.begin(), waiting_.end());
     process_ = std::make_unique<Subprocess>(command);
 }

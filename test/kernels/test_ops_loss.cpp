@@ -19,7 +19,7 @@ constexpr Shape kShapes[] = {{1, 5, 5, 1},       {7, 5, 128, 200},     {7, 257, 
 // Longer than one pass of a block's threads, and longer than a GPU's shared memory in each type.
 constexpr Shape kLongShapes[] = {{2, 20001, 20096, 20}, {2, 50257, 50304, 20}, {1, 60001, 60003, 20}};
 // Two and more blocks' shared memory, with whole packs.
-constexpr Shape kClusterShapes[] = {{3, 50625, 50632, 20}, {2, 151936, 151936, 200}};
+constexpr Shape kClusterShapes[] = {{3, 50625, 50632, 20}, {2, 101256, 101256, 200}};
 
 // The padding is NaN, so any read of it shows.
 std::vector<double> padded_logits(const Shape& s) {

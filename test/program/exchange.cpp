@@ -461,6 +461,7 @@ Exit run(std::vector<std::string> arguments) {
     const RankEnvironment environment = find_rank_environment();
     Config config;
     config.run.dir = "run";
+    config.device.arch_kernels = false;  // this program has no command check-kernels
     const std::string& name = arguments.at(1);
     config.parallel.deterministic_reduce = arguments.back() == "tree";
     config.parallel.step_timeout_s = name == "missing" || name == "stops" || name == "stages" ? 6 : 100;

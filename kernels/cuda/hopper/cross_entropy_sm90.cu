@@ -28,7 +28,7 @@ constexpr int kMaxBlocks = 8;  // of a cluster
 
 struct ClusterCrossEntropy {
     CrossEntropy op;
-    int blocks, columns;  // of a row; columns of each block except the last, whole packs
+    int columns, blocks;  // of each block except the last, whole packs; of a row
 };
 
 struct BlockSums {
@@ -86,7 +86,7 @@ __global__ void __launch_bounds__(kRowThreads, 2) cross_entropy_sm90_kernel(Clus
 template <class T> bool run(const CrossEntropy& op, Stream stream) {
     const int packs = packs_of<T>(op.vocab), blocks = (packs + kMaxStagedPacks<T> - 1) / kMaxStagedPacks<T>;
     if (blocks < 2 || blocks > kMaxBlocks) return false;
-    const ClusterCrossEntropy args{op, blocks, (packs + blocks - 1) / blocks * kPackSize<T>};
+    const ClusterCrossEntropy args{op, (packs + blocks - 1) / blocks * kPackSize<T>, blocks};
     launch(op.softcap > 0 ? cross_entropy_sm90_kernel<T, SoftCap> : cross_entropy_sm90_kernel<T, NoCap>,
            {.name = "cross_entropy_sm90",
             .blocks = blocks_for(size_t(op.rows) * size_t(blocks), 1),

@@ -433,7 +433,8 @@ TEST_CASE("options that do not change a resumed run's result are not in the dige
                                                     "parallel.pipeline_layers",
                                                     "parallel.start_timeout_s",
                                                     "parallel.silence_s",
-                                                    "parallel.step_timeout_s"};
+                                                    "parallel.step_timeout_s",
+                                                    "device.kernel_check_s"};
         static const std::set<std::string> kEffective = {"eval.patience", "data.document_mask", "data.document_token",
                                                          "checkpoint.every_steps"};
         const bool is_effective = kEffective.count(option.key);
