@@ -428,7 +428,8 @@ int nvtxRangePop() {
 // that does nothing; "crashes" ends the launch, "slow" takes 2 s, "endless" never returns.
 static bool does_nothing(const std::string& kernel) {
     const char* plan = std::getenv("SIMULATED_KERNEL_FAULT");
-    std::istringstream words(plan ? plan : "");
+    if (!plan) return false;
+    std::istringstream words(plan);
     std::string name, kind;
     int gpu = runtime().device;
     if (!(words >> name >> kind) || name != kernel) return false;
@@ -465,8 +466,8 @@ cudaError_t simt::queue_kernel(const cudaLaunchConfig_t& config, const void* ker
     if (config.dynamicSmemBytes > size_t(attributes.maxDynamicSharedSizeBytes)) return result(cudaErrorInvalidValue);
     if (host_address)
         return refused(format("its argument holds 0x%zx, an address of host memory that is not pinned", host_address));
-    queue_work(or_default(config.stream), [work] {
-        if (!does_nothing(work.name)) run_grid(work);
+    queue_work(or_default(config.stream), [work, is_planted = does_nothing(work.name)] {
+        if (!is_planted) run_grid(work);
     });
     return cudaSuccess;
 }
