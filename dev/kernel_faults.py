@@ -5,6 +5,7 @@ missing barrier or wait, a comparison off by one, a wrong lane, a dropped tail, 
 """
 CUDA = "kernels/cuda/"
 FORWARD, BACKWARD = CUDA + "attention/attention_forward.cu", CUDA + "attention/attention_backward.cu"
+SOFTMAX = CUDA + "attention/attention_softmax.cuh"
 TILES, NORM, NORM_BACKWARD = CUDA + "attention/attention_tiles.cuh", CUDA + "norm.cu", CUDA + "norm_backward.cu"
 LOSS, LOSS_ROWS, EMBEDDING = CUDA + "cross_entropy.cu", CUDA + "cross_entropy.cuh", CUDA + "embedding.cu"
 REDUCE, EPILOGUE = CUDA + "reduce.cuh", CUDA + "matmul/matmul_epilogue.cu"
@@ -38,10 +39,10 @@ FAULTS = [
     (MASKS, "a query does not see itself", "if (column > query + warp", "if (column >= query + warp"),
     (MASKS, "the last tile that needs a mask gets none",
      "return key + count - 1 <= first_last_key_", "return key + count - 8 <= first_last_key_"),
-    (FORWARD, "the previous sum is not rescaled",
-     "float sum = softmax.sum[m][half] * rescale;", "float sum = softmax.sum[m][half];"),
-    (FORWARD, "the previous output is not rescaled", "out[m][n][i] *= rescale;", "out[m][n][i] *= 1.0f;"),
-    (FORWARD, "the maximum of a row leaves out two of its four lanes",
+    (SOFTMAX, "the previous sum is not rescaled",
+     "float sum = softmax.sum[m][half] * rescale[m][half];", "float sum = softmax.sum[m][half];"),
+    (SOFTMAX, "the previous output is not rescaled", "acc[m][n][i] *= factor[m][i / 2];", "acc[m][n][i] *= 1.0f;"),
+    (SOFTMAX, "the maximum of a row leaves out two of its four lanes",
      "lanes_reduce<4>(largest, Max());", "lanes_reduce<2>(largest, Max());"),
     (FORWARD, "the sum of a row is taken over the wrong lanes",
      "lanes_reduce<4>(softmax.sum", "lanes_reduce<8>(softmax.sum"),
