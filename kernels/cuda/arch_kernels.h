@@ -1,4 +1,4 @@
-// Kernels for one compute capability, and the list of which kernel runs where.
+// Kernels for one compute capability, and the list of the GPUs that run each.
 //
 // A portable kernel of the same op takes over on other GPUs, for arguments that such a kernel does not support, and
 // wherever its check fails. The check compares the two on small random inputs; see arch_kernels() in kernels/device.h.

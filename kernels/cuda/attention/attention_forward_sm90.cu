@@ -13,8 +13,8 @@
 //
 // Consumers issue the products of a step in turn (class Turns), so that the tensor cores work for one while the others
 // compute exponentials. In a step, a consumer starts the scores of a tile and then the product of the tile before, and
-// computes the exponentials as soon as the scores are there. The output leaves through shared memory and TMA, while the
-// producer already loads the next task.
+// computes the exponentials as soon as the scores are complete. The output leaves through shared memory and TMA, while
+// the producer already loads the next task.
 // Per step of a warpgroup: 512 clocks of the tensor cores (heads of 128: 1,024); 452 (506) issue slots of each of the
 // four schedulers, and 196 more with masks; 528 clocks of the units for exponentials. So heads of 64 are bound by all
 // three at once, heads of 128 by the tensor cores. (Counted in SASS of nvcc 13.0; no GPU has run this yet.)

@@ -1,6 +1,6 @@
 // Shared by the attention kernels of sm_90a: tiles of heads in shared memory, tensor maps, and a ring of stages.
 //
-// A tile has rows of kColumns 16-bit numbers. It consists of boxes of 64 columns (128 bytes), one after another, as
+// A tile has rows of kColumns 16-bit numbers. It consists of adjacent boxes of 64 columns (128 bytes), as
 // tensor copies (TMA) write them with the 128-byte swizzle. A tile is aligned to 1024 bytes, the swizzle's period.
 #pragma once
 
@@ -53,7 +53,7 @@ template <int kRows, int kColumns> struct Sm90Tile {
             ptx::tma_load(tile + box * kBoxBytes, &map, bar, column + box * kBoxColumns, position, sample);
     }
     // The same for rows of a block of queries, from the block's row `row` on, of a tensor with kColumns columns per
-    // head, the group's heads from column 0 on. The map's boxes have kRunRows rows. Rows of positions from seq_len on
+    // head. The group's heads begin in column 0. The map's boxes have kRunRows rows. Rows of positions from seq_len on
     // become 0.
     static __device__ __forceinline__ void load_queries(uint32_t tile, const CUtensorMap& map, uint32_t bar,
                                                         const QueryRows<kRunRows, true>& rows, int row, int sample) {
