@@ -9,7 +9,6 @@
 
 namespace {
 
-constexpr const char* kCheckKernels = "check-kernels";
 constexpr const char* kRankOptions[] = {"--nproc", "--node", "--master"};
 
 bool is_rank_option(const std::string& name) { return std::ranges::find(kRankOptions, name) != std::end(kRankOptions); }

@@ -2,7 +2,7 @@
 host_faults.py."""
 CUDA = "kernels/cuda/"
 TABLE, CHECK, LOSS = CUDA + "arch_kernels.cu", CUDA + "arch_check.cu", CUDA + "hopper/cross_entropy_sm90.cu"
-CHOICE, PROGRAM = "runtime/cluster/kernel_check.cpp", "runtime/io/subprocess.cpp"
+CHOICE, PROGRAM = "runtime/cluster/kernel_check.cpp", "runtime/cluster/child_program.cpp"
 LIST = ["test_simt: kernels for compute capability*,every kernel for this GPU*,cross_entropy runs*"]
 ELEMENTS = ["test_simt: a check compares every element"]
 ROWS = ["test_simt: cross_entropy*", "test_simt: cross_entropy* --seed 1",
@@ -31,7 +31,7 @@ FAULTS = [
     (CHOICE, "a check outlives its run", "process_->wait(limit_s_)", "process_->wait(1e6)", *RANKS),
     (PROGRAM, "output beyond one read is lost", "is_open = count > 0 ||", "is_open =", *BACKGROUND),
     (PROGRAM, "a signal counts as success", "128 + WTERMSIG(status)", "0", *BACKGROUND),
-    (PROGRAM, "the time limit is not kept", "if (ready <= 0) break;", "if (ready < 0) break;", *BACKGROUND),
+    (PROGRAM, "the time limit is not kept", "        if (left_ms <= 0) break;\n", "", *BACKGROUND),
     (PROGRAM, "a program outlives its owner", "    ::kill(-pid_, SIGKILL);\n    ::waitpid(pid_, nullptr, 0);\n}", "}",
      *BACKGROUND),
     # ---- cross_entropy_sm90
@@ -41,7 +41,7 @@ FAULTS = [
      "        ptx::cluster_wait();  // other blocks may still read this block's memory\n", "", *ROWS),
     (LOSS, "each block has its own maximum", "exp_below(number(mine.max, block), all.max * kLog2E);",
      "exp_below(mine.max, all.max * kLog2E);", *ROWS),
-    (LOSS, "the sums of one block are left out", "for (int block = 0; block < blocks; block++) {",
+    (LOSS, "the sums of the first block are missing", "for (int block = 0; block < blocks; block++) {",
      "for (int block = 1; block < blocks; block++) {", *ROWS),
     (LOSS, "each block takes the target for one of its columns", "index_in_part(target, first, op.vocab);",
      "target % op.vocab;", *ROWS),

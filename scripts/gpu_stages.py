@@ -210,11 +210,11 @@ def measure(workloads):
     PyTorch's steps end within 480 s."""
     first, rest = workloads[:1], workloads[1:]
 
-    def stages(kind, share, program, *how, keys=first):
-        return [Stage(f"{kind}_{key}", share, (program,), *how, workload=key) for key in keys]
+    def stages(kind, share, program, *how, keys=first, end=""):
+        return [Stage(f"{kind}_{key}{end}", share, (program,), *how, workload=key) for key in keys]
 
-    def steps(share, keys):
-        return stages("step", share, "bench_cuda", bench, read_step, keys=keys)
+    def steps(share, keys, end=""):
+        return stages("step", share, "bench_cuda", bench, read_step, keys=keys, end=end)
 
     def other_batches(share, keys):
         return [Stage(f"step_{key}_b{batch}", share, ("bench_cuda",), bench, read_step, workload=key, batch=batch)
@@ -222,11 +222,6 @@ def measure(workloads):
 
     def ops_and_products(keys):
         return [key for key in keys if WORKLOADS[key].has_ops]
-
-    def other_steps(end, share, keys):
-        return [Stage(f"step_{key}{end}", share, ("bench_cuda",), bench, read_step, workload=key) for key in keys]
-
-    portable_ops = [Stage(f"ops_{key}_portable", 20, ("bench_cuda",), bench, read_ops, workload=key) for key in first]
 
     large = ops_and_products(rest)
     return [*(probe_stage(group, 5) for group in FIRST_PROBES),
@@ -244,10 +239,10 @@ def measure(workloads):
                     keys=[key for key in first if WORKLOADS[key].config]),
             *stages("ops", 20, "bench_cuda", bench, read_ops, keys=large),
             *other_batches(20, first),
-            *other_steps("_tuned", 17, first),
-            *other_steps("_portable", 12, first),
-            *portable_ops,
-            *other_steps("_queued", 12, first),
+            *steps(17, first, "_tuned"),
+            *steps(12, first, "_portable"),
+            *stages("ops", 20, "bench_cuda", bench, read_ops, end="_portable"),
+            *steps(12, first, "_queued"),
             *stages("matmul", 20, "bench_matmul_cuda", matmul, read_matmul, keys=large),
             *other_batches(22, rest),
             *peers("measure", 48, workloads)]

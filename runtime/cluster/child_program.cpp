@@ -1,6 +1,8 @@
 #include "runtime/cluster/child_program.h"
 
 #include <fcntl.h>
+#include <poll.h>
+#include <spawn.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 
@@ -12,6 +14,7 @@
 
 #include "kernels/base/check.h"
 #include "runtime/cluster/socket.h"
+#include "runtime/io/process.h"
 
 namespace {
 
@@ -152,4 +155,50 @@ std::vector<char*> argv_of(std::vector<std::string>& arguments) {
     for (std::string& argument : arguments) pointers.push_back(argument.data());
     pointers.push_back(nullptr);
     return pointers;
+}
+
+Subprocess::Subprocess(std::vector<std::string> command) : start_ms_(now_ms()) {
+    int ends[2];
+    if (::pipe2(ends, O_CLOEXEC) != 0) fail(Exit::os, "cannot create a pipe: %s", std::strerror(errno));
+    output_ = FileDescriptor(ends[0]);
+    const FileDescriptor input(ends[1]);
+    posix_spawn_file_actions_t files;
+    posix_spawn_file_actions_init(&files);
+    posix_spawn_file_actions_addopen(&files, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
+    posix_spawn_file_actions_adddup2(&files, input, STDOUT_FILENO);
+    posix_spawn_file_actions_adddup2(&files, input, STDERR_FILENO);
+    posix_spawnattr_t attributes;
+    posix_spawnattr_init(&attributes);
+    posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETPGROUP);
+    posix_spawnattr_setpgroup(&attributes, 0);
+    const int error = ::posix_spawn(&pid_, command[0].c_str(), &files, &attributes, argv_of(command).data(), environ);
+    posix_spawn_file_actions_destroy(&files);
+    posix_spawnattr_destroy(&attributes);
+    if (error != 0) fail(Exit::os, "cannot start %s: %s", command[0], std::strerror(error));
+}
+
+Subprocess::~Subprocess() {
+    if (pid_ == 0) return;
+    ::kill(-pid_, SIGKILL);
+    ::waitpid(pid_, nullptr, 0);
+}
+
+Subprocess::Result Subprocess::wait(double limit_s) {
+    Result result;
+    for (bool is_open = true; is_open;) {
+        const double left_ms = start_ms_ + 1000 * limit_s - now_ms();
+        if (left_ms <= 0) break;
+        pollfd end{.fd = output_, .events = POLLIN, .revents = 0};
+        if (::poll(&end, 1, int(std::min(left_ms + 1, 1e6))) <= 0) continue;  // a signal, or the limit
+        char bytes[4096];
+        const ssize_t count = ::read(output_, bytes, sizeof bytes);
+        if (count > 0) result.output.append(bytes, size_t(count));
+        is_open = count > 0 || (count < 0 && errno == EINTR);
+    }
+    // Without output the program has ended, or ends soon.
+    while (!(result.code = code_of_ended(pid_)) && now_ms() < start_ms_ + 1000 * limit_s) ::usleep(1000);
+    ::kill(-pid_, SIGKILL);  // also what it has started
+    if (!result.code) ::waitpid(pid_, nullptr, 0);
+    pid_ = 0;
+    return result;
 }

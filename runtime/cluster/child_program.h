@@ -1,4 +1,4 @@
-// A program that this process starts, owns and waits for: mpirun, or the run of a supervisor.
+// A program that this process starts, owns and waits for: mpirun, the run of a supervisor, or the check of kernels.
 #pragma once
 
 #include <unistd.h>
@@ -8,6 +8,8 @@
 #include <optional>
 #include <string>
 #include <vector>
+
+#include "runtime/io/files.h"
 
 // Blocks the signals that ask a run to stop (SIGINT, SIGTERM, SIGUSR1, SIGUSR2), SIGHUP and SIGPIPE from its
 // construction to the end of the process. No stop signal is lost, and a closed terminal or pipe does not end the
@@ -55,3 +57,27 @@ std::function<std::optional<std::string>()> find_childless_launcher(const std::s
 
 // Returns the pointers that exec expects, valid as long as `arguments`.
 std::vector<char*> argv_of(std::vector<std::string>& arguments);
+
+// Starts a program without input, in its own process group, and collects its output. Killed if the object is destroyed
+// before the program has ended. Works in a process with several threads.
+class Subprocess {
+public:
+    // Fails with Exit::os if the program cannot be started.
+    explicit Subprocess(std::vector<std::string> command);
+    ~Subprocess();
+    Subprocess(const Subprocess&) = delete;
+    Subprocess& operator=(const Subprocess&) = delete;
+
+    struct Result {
+        std::string output;       // standard output and standard error
+        std::optional<int> code;  // exit code, or 128 + signal; none if the program did not end in time
+    };
+    // Waits for the end of the program, at most until `limit_s` after its start. Then kills everything that is left of
+    // it. Call once.
+    Result wait(double limit_s);
+
+private:
+    pid_t pid_ = 0;
+    FileDescriptor output_;
+    double start_ms_ = 0;
+};

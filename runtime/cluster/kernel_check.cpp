@@ -14,14 +14,14 @@
 
 namespace {
 
-constexpr const char *kCommand = "check-kernels", *kPassed = " passed";
+constexpr const char* kPassed = " passed";
 
 // Whether this process is such a check, of a program without the command. It must not start another check.
 bool is_check() {
     std::ifstream arguments("/proc/self/cmdline");
     std::string command;
     std::getline(arguments, command, '\0');
-    return std::getline(arguments, command, '\0') && command == kCommand;
+    return std::getline(arguments, command, '\0') && command == kCheckKernels;
 }
 
 // How a process ended that did not report on a kernel.
@@ -42,7 +42,7 @@ KernelCheck::KernelCheck(int local_rank, double limit_s, const std::string& prog
 }
 
 void KernelCheck::start() {
-    std::vector<std::string> command{program_, kCommand, "--gpu", std::to_string(local_rank_)};
+    std::vector<std::string> command{program_, kCheckKernels, "--gpu", std::to_string(local_rank_)};
     command.insert(command.end(), waiting_.begin(), waiting_.end());
     process_ = std::make_unique<Subprocess>(command);
 }

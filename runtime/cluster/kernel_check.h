@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "runtime/cluster/child_program.h"
 #include "runtime/io/installation.h"
-#include "runtime/io/subprocess.h"
 
 // A kernel, and why it must not be used; empty if it passed.
 struct CheckedKernel {
@@ -43,6 +43,8 @@ struct KernelChoice {
 std::string text_of(const std::vector<CheckedKernel>& kernels);
 KernelChoice choice_of(const std::vector<std::string>& texts);
 
-// The command check-kernels: prints "NAME passed" or "NAME: how it differs" for each kernel as soon as it is known; all
+// Its name.
+inline constexpr const char* kCheckKernels = "check-kernels";
+// The command: prints "NAME passed" or "NAME: how it differs" for each kernel as soon as it is known; all
 // kernels if `names` is empty. Fails with Exit::internal at the end if one differs.
 void check_kernels(const std::vector<std::string>& names, int local_rank);

@@ -1,5 +1,6 @@
 """Kernels for one compute capability on simulated GPUs: the check at the start of a run, with kernels that are wrong,
 crash, are slow or never end."""
+import os
 import re
 import subprocess
 import time
@@ -48,7 +49,7 @@ class SimulatedKernels(TrainerTest):
         # No check outlives its run.
         running = subprocess.run(["pgrep", "-f", f"check-kernels .*{OTHER}"], capture_output=True, text=True,
                                  check=False).stdout.split()
-        ours = [pid for pid in running if str(self.dir) in working_directory(pid)]
+        ours = [pid for pid in running if os.path.realpath(f"/proc/{pid}/cwd") == os.path.realpath(self.dir)]
         self.assertEqual(ours, [])
 
     def test_all_ranks_use_the_same_kernels(self):
@@ -68,8 +69,3 @@ class SimulatedKernels(TrainerTest):
         self.run_with("", "check-kernels", "no_such", expect=64)
         self.run_with("", "check-kernels", "--gpu", "8", expect=78)
         self.assertEqual(self.run_with("", "check-kernels", program=TRAINER), "")
-
-
-def working_directory(pid):
-    run = subprocess.run(["readlink", f"/proc/{pid}/cwd"], capture_output=True, text=True, check=False)
-    return run.stdout
