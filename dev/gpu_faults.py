@@ -24,7 +24,7 @@ FAULTS = [
      'asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));',
      'asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(low), "f"(high));', "ptx_text"),
     (LOSS_ROWS, "160 KiB are staged", "kMaxStagedPacks = (99 * 1024", "kMaxStagedPacks = (160 * 1024",
-     "test_simt: cross_entropy* --shared-kib 99"),
+     "test_simt: cross_entropy* --capability 89"),
     (GRAD_NORM, "a kernel is given the address of a host variable",
      '    launch(grad_norm_finish_kernel, {"grad_norm_finish", dim3(1), kThreads, sizeof(FinishShared)}, stream, op);',
      "    static const float kNoScale = 1;\n    GradNormFinish unscaled = op;\n    unscaled.loss_scale = &kNoScale;\n"
@@ -60,7 +60,7 @@ FAULTS = [
      "                return copy;\n            }(), stream);", "test_simt: *update*"),
     # ---- shared memory
     (GENERAL, "tiles of wide heads are as high as others", "kRows = kMaxHeadSize > 128 ? 16 : 32;", "kRows = 32;",
-     "test_simt: *attention* --shared-kib 99"),
+     "test_simt: *attention* --capability 89"),
     # ---- 32-bit indices
     (GRAD_NORM, "the first element of a chunk has 32 bits", "op.values + chunk.begin;", "op.values + int(chunk.begin);",
      "test_simt: squared_sums beyond*"),

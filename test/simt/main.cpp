@@ -2,7 +2,7 @@
 //
 //   --seed N          random orders from a seed instead of the fixed adversarial order
 //   --strict-proxy    asynchronous units see shared memory as of the last fence.proxy.async
-//   --shared-kib N    shared memory of a block, 227 by default
+//   --capability N    ten times the compute capability, 90 by default; it also limits the shared memory of a block
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -19,8 +19,8 @@ int main(int argc, char** argv) {
             simt::options().strict_proxy = true;
         else if (!std::strcmp(argv[i], "--seed") && i + 1 < argc)
             simt::options().seed = std::strtoull(argv[++i], nullptr, 10);
-        else if (!std::strcmp(argv[i], "--shared-kib") && i + 1 < argc)
-            simt::options().shared_kib = std::atoi(argv[++i]);
+        else if (!std::strcmp(argv[i], "--capability") && i + 1 < argc)
+            simt::options() = simt::with_capability(std::atoi(argv[++i]));
         else
             others.push_back(argv[i]);
     }

@@ -10,8 +10,8 @@ struct Options {
     uint64_t seed = 0;          // 0: a fixed adversarial order of blocks, warps and streams; otherwise random orders
     bool strict_proxy = false;  // asynchronous units see shared memory as it was at the last fence.proxy.async
     bool kind_stores = false;   // bulk stores read their source at once, like fast hardware
-    int shared_kib = 227;       // limit of a block: 227 on sm_90; 99 on sm_86, 89 and 120
     int capability = 90;        // ten times the compute capability
+    int shared_kib = 227;       // limit of a block
 };
 
 Options& options();
@@ -28,10 +28,11 @@ private:
     Options saved_;
 };
 
-// These options on a GPU with this limit of shared memory per block.
-inline Options with_shared(int kib) {
+// These options on a GPU of this compute capability (ten times it), with its limit of shared memory per block.
+inline Options with_capability(int capability) {
     Options changed = options();
-    changed.shared_kib = kib;
+    changed.capability = capability;
+    changed.shared_kib = capability == 80 ? 163 : capability == 90 || capability == 100 ? 227 : 99;
     return changed;
 }
 

@@ -9,9 +9,7 @@
 TEST_CASE("kernels for compute capability 9.0 are listed on such GPUs", "[arch]") {
     CHECK(arch_kernels() == std::vector<std::string>{"attention_forward_sm90", "cross_entropy_sm90"});
     for (const int capability : {80, 89, 100, 120}) {
-        simt::Options other = simt::options();
-        other.capability = capability;
-        const simt::WithOptions gpu(other);
+        const simt::WithOptions gpu(simt::with_capability(capability));
         CHECK(arch_kernels().empty());
         expect_error(Exit::usage, {"this GPU has no kernel cross_entropy_sm90"},
                      [] { check_arch_kernel("cross_entropy_sm90"); });

@@ -28,7 +28,7 @@ template <class T> void check(const Shape& s) {
 }  // namespace
 
 // Sequences that end in and between a warp's, a warpgroup's and a tile's rows, and a key after half a tile.
-TEMPLATE_TEST_CASE("attention_forward_sm90: lengths", "[simt]", bf16, fp16) {
+TEMPLATE_TEST_CASE("attention_forward_sm90: lengths", "[arch]", bf16, fp16) {
     for (int length : {1, 15, 16, 17, 63, 64, 65, 127, 128, 129}) {
         check<TestType>({2, length, 1, 1, 64, 1});
         check<TestType>({1, length, 2, 1, 128, 1});
@@ -39,7 +39,7 @@ TEMPLATE_TEST_CASE("attention_forward_sm90: lengths", "[simt]", bf16, fp16) {
 
 // More tasks than multiprocessors, tasks with fewer units than consumers, more tiles than stages; an odd number of
 // heads, and heads with an odd and an even number of tasks that are processed in pairs.
-TEMPLATE_TEST_CASE("attention_forward_sm90: tasks", "[simt]", bf16, fp16) {
+TEMPLATE_TEST_CASE("attention_forward_sm90: tasks", "[arch]", bf16, fp16) {
     for (int size : {64, 128})
         for (const Shape& s :
              {Shape{1, 200, 5, 5, size, 1}, Shape{1, 257, 2, 2, size, 16}, Shape{1, 520, 1, 1, size, 1}})
@@ -50,7 +50,7 @@ TEMPLATE_TEST_CASE("attention_forward_sm90: tasks", "[simt]", bf16, fp16) {
     }
 }
 
-TEMPLATE_TEST_CASE("attention_forward_sm90: groups of heads", "[simt]", bf16, fp16) {
+TEMPLATE_TEST_CASE("attention_forward_sm90: groups of heads", "[arch]", bf16, fp16) {
     for (int size : {64, 128})
         for (const Shape& s :
              {Shape{2, 45, 3, 1, size, 1}, Shape{1, 150, 7, 1, size, 1}, Shape{1, 100, 4, 2, size, 16}})
@@ -58,7 +58,7 @@ TEMPLATE_TEST_CASE("attention_forward_sm90: groups of heads", "[simt]", bf16, fp
 }
 
 // Windows and documents, shorter and longer than tiles, that begin on and off their borders.
-TEMPLATE_TEST_CASE("attention_forward_sm90: windows and documents", "[simt]", bf16, fp16) {
+TEMPLATE_TEST_CASE("attention_forward_sm90: windows and documents", "[arch]", bf16, fp16) {
     for (int size : {64, 128})
         for (const Shape& s :
              {Shape{2, 70, 2, 2, size, 1, 1}, Shape{1, 261, 1, 1, size, 16, 64}, Shape{1, 300, 3, 1, size, 1, 17},
@@ -67,7 +67,7 @@ TEMPLATE_TEST_CASE("attention_forward_sm90: windows and documents", "[simt]", bf
             check<TestType>(s);
 }
 
-TEMPLATE_TEST_CASE("attention_forward_sm90: masks that mask nothing, and a second run, give the same bits", "[simt]",
+TEMPLATE_TEST_CASE("attention_forward_sm90: masks that mask nothing, and a second run, give the same bits", "[arch]",
                    bf16, fp16) {
     using T = TestType;
     for (const Shape& s : {Shape{2, 300, 1, 1, 64, 1}, Shape{1, 200, 2, 1, 128, 1}}) {
@@ -89,7 +89,7 @@ TEMPLATE_TEST_CASE("attention_forward_sm90: masks that mask nothing, and a secon
 }
 
 // Of a (sample, key-value head): its columns of qkv alone give the same bits as with the others.
-TEMPLATE_TEST_CASE("attention_forward_sm90: the bits of a head do not depend on other heads and samples", "[simt]",
+TEMPLATE_TEST_CASE("attention_forward_sm90: the bits of a head do not depend on other heads and samples", "[arch]",
                    bf16, fp16) {
     using T = TestType;
     constexpr int kBatch = 2, kLength = 200, kGroup = 2, kHeads = 3, kSample = 1, kHead = 2;
@@ -122,7 +122,7 @@ TEMPLATE_TEST_CASE("attention_forward_sm90: the bits of a head do not depend on 
     }
 }
 
-TEST_CASE("attention_forward_sm90 leaves ops to the portable kernel", "[simt]") {
+TEST_CASE("attention_forward_sm90 leaves ops to the portable kernel", "[arch]") {
     const auto takes = []<class T>(Shape s, T, auto change) {
         AttentionArrays<T> arrays{s};
         ops::AttentionForward op = arrays.forward_op(OnDevice<T>());

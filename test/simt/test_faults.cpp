@@ -140,7 +140,7 @@ std::string launch_error(const Launch& config, void (*kernel)(Nothing) = nothing
 }  // namespace
 
 TEST_CASE("a launch within and beyond the limits of sm_90", "[simt]") {
-    const simt::WithOptions sm_90(simt::with_shared(227));
+    const simt::WithOptions sm_90(simt::with_capability(90));
     CHECK(launch_error({.name = "n", .blocks = dim3(1), .threads = 1024}) == "");
     CHECK(launch_error({.name = "n", .blocks = dim3(1), .threads = 1025}).find("invalid configuration") !=
           std::string::npos);
@@ -180,7 +180,7 @@ TEST_CASE("a launch with more threads than the kernel's bound", "[simt]") {
 }
 
 TEST_CASE("a block has the shared memory of the simulated GPU", "[simt]") {
-    const simt::WithOptions sm_89(simt::with_shared(99));
+    const simt::WithOptions sm_89(simt::with_capability(89));
     CHECK(launch_error({.name = "n", .blocks = dim3(1), .threads = 32, .shared_bytes = 99 * 1024}) == "");
     CHECK(launch_error({.name = "n", .blocks = dim3(1), .threads = 32, .shared_bytes = 99 * 1024 + 1})
               .find("invalid argument") != std::string::npos);

@@ -126,14 +126,14 @@ template <int kN> void check_layouts() {
 }  // namespace
 
 TEST_CASE("wgmma reads tiles as TMA writes them", "[simt]") {
-    const simt::WithOptions sm_90(simt::with_shared(227));
+    const simt::WithOptions sm_90(simt::with_capability(90));
     check_layouts<8>();
     check_layouts<64>();
     check_layouts<256>();
 }
 
 TEST_CASE("an mbarrier that expects another number of bytes than land", "[simt]") {
-    const simt::WithOptions sm_90(simt::with_shared(227));
+    const simt::WithOptions sm_90(simt::with_capability(90));
     const auto a = random_bf16(64 * 64, 1);
     DeviceArray<bf16> device(a);
     DeviceArray<float> out(64 * 64);
