@@ -34,21 +34,24 @@ import optimizer_faults
 import pipeline_faults
 import rank_faults
 import segment_faults
+import sm90_faults_backward
 import sm90_faults_forward
 import tokenizer_faults
 
 FAULTS = (kernel_faults.FAULTS + attention_faults.FAULTS + chunk_faults.FAULTS + segment_faults.FAULTS +
           model_faults.FAULTS + optimizer_faults.FAULTS + rank_faults.FAULTS + grid_faults.FAULTS +
           pipeline_faults.FAULTS + tokenizer_faults.FAULTS + host_faults.FAULTS + gpu_faults.FAULTS +
-          arch_faults.FAULTS + sm90_faults_forward.FAULTS)
+          arch_faults.FAULTS + sm90_faults_forward.FAULTS + sm90_faults_backward.FAULTS)
 ROOT = Path(__file__).resolve().parents[1]
 MODES = [("default order", "test_simt", []), ("seed 1", "test_simt", ["--seed", "1"]),
          ("seed 2", "test_simt", ["--seed", "2"]), ("seed 3", "test_simt", ["--seed", "3"]),
          ("strict proxy", "test_simt", ["--strict-proxy"]), ("ThreadSanitizer", "test_simt_tsan", []),
          ("AddressSanitizer", "test_simt_asan", [])]
 # The tests that exercise a file; reduce.cuh and vector.cuh are used by everything except GEMMs.
-FAMILIES = [("attention_forward_sm90", "attention_forward_sm90*"), ("attention_sm90", "attention_forward_sm90*"),
-            ("attention", "*attention*"), ("norm", "*norm*"), ("cross_entropy", "*cross_entropy*,vocabulary_sums*"),
+FAMILIES = [("attention_backward_sm90", "attention_backward_sm90*"),
+            ("attention_forward_sm90", "attention_forward_sm90*"),
+            ("attention_sm90", "attention_forward_sm90*,attention_backward_sm90*"), ("attention", "*attention*"),
+            ("norm", "*norm*"), ("cross_entropy", "*cross_entropy*,vocabulary_sums*"),
             ("embedding", "*embedding*"), ("factored_update", "factor*"), ("optimizer", "*update*,*direction*,trust_*"),
             ("eigenbasis", "adam_direction*,orthonormalize*"),
             ("grad_norm", "squared_sums*,*norm_finish*,frobenius*,row_normalize*"), ("matmul", "*matmul*,[matmul]"),

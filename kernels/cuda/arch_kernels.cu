@@ -21,6 +21,7 @@ struct Row {
 };
 
 constexpr Row kRows[] = {
+    {ArchKernel::attention_backward_sm90, "attention_backward_sm90", "90a", ops::attention_backward_sm90_difference},
     {ArchKernel::attention_forward_sm90, "attention_forward_sm90", "90a", ops::attention_forward_sm90_difference},
     {ArchKernel::cross_entropy_sm90, "cross_entropy_sm90", "90a", ops::cross_entropy_sm90_difference},
 };
@@ -44,6 +45,7 @@ bool can_run(const Row& row) {
 }  // namespace
 
 bool is_used(ArchKernel kernel) { return use_of(kernel); }
+bool can_run(ArchKernel kernel) { return can_run(kRows[int(kernel)]); }  // rows have the order of ArchKernel
 
 void use_arch_kernels(const std::vector<std::string>& names) {
     for (const Row& row : kRows) use_of(row.kernel) = can_run(row) && std::ranges::count(names, row.name) > 0;

@@ -7,8 +7,10 @@
 #include <string>
 #include <vector>
 
-enum class ArchKernel { attention_forward_sm90, cross_entropy_sm90 };
+enum class ArchKernel { attention_backward_sm90, attention_forward_sm90, cross_entropy_sm90 };
 
 // Whether ops use the kernel: if use_arch_kernels() has named it, and this GPU can run it. Initially none.
 bool is_used(ArchKernel kernel);
+// Whether this GPU can run it, used or not. Memory plans, which are made before the check, count its scratch memory.
+bool can_run(ArchKernel kernel);
 void use_arch_kernels(const std::vector<std::string>& names);

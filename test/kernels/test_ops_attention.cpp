@@ -166,7 +166,7 @@ TEMPLATE_TEST_CASE("attention with kernels for this GPU", "[arch]", bf16, fp16) 
     const WithArchKernels used(arch_kernels());
     for (const Shape& s : {Shape{2, 257, 2, 2, 64, 1}, Shape{1, 200, 3, 1, 128, 16}, Shape{1, 300, 2, 1, 64, 1, 70},
                            Shape{2, 160, 1, 1, 128, 1, 0, 0, 50}})
-        check_forward<TestType>(s);
+        check_forward<TestType>(s), check_backward<TestType>(s);
 }
 
 TEMPLATE_TEST_CASE("attention of heads of 96 and 256", "[ops]", float, bf16, fp16) {

@@ -9,7 +9,11 @@ from test_simulated import SIMULATED
 from trainer import ENVIRONMENT, TRAINER, TrainerTest
 
 KERNEL, OTHER = "attention_forward_sm90", "cross_entropy_sm90"
-BOTH = f"{KERNEL}, {OTHER}"
+ALL = ["attention_backward_sm90", KERNEL, OTHER]
+
+
+def without(kernel):
+    return ", ".join(name for name in ALL if name != kernel)
 
 
 class SimulatedKernels(TrainerTest):
@@ -25,23 +29,23 @@ class SimulatedKernels(TrainerTest):
 
     def test_a_kernel_is_used_only_if_its_check_passes(self):
         config = self.write_config(train_max_steps=1)
-        self.assertEqual(self.log_of("", config), [BOTH])
-        self.assertEqual(self.log_of("no_such_kernel wrong", config), [BOTH])
+        self.assertEqual(self.log_of("", config), [", ".join(ALL)])
+        self.assertEqual(self.log_of("no_such_kernel wrong", config), [", ".join(ALL)])
         self.assertEqual(self.log_of("", config, "--set=device.arch_kernels=false"), [])
-        for kernel, other, differs in ((KERNEL, OTHER, "bf16, .*log-sum-exp: "), (OTHER, KERNEL, "bf16 loss: ")):
+        for kernel, differs in zip(ALL, ("bf16, .*gradient: ", "bf16, .*log-sum-exp: ", "bf16 loss: ")):
             used, line = self.log_of(f"{kernel} wrong", config)
-            self.assertEqual(used, other)
+            self.assertEqual(used, without(kernel))
             self.assertRegex(line, f"^{kernel} is not used: {differs}element .* is 0, but .* with the portable kernel$")
             used, line = self.log_of(f"{kernel} crashes", config)
-            self.assertEqual(used, other)
+            self.assertEqual(used, without(kernel))
             self.assertRegex(line, f"^{kernel} is not used: its check ended with exit code 71: .*a planted fault")
 
     def test_a_check_has_a_time_limit(self):
         config = self.write_config(train_max_steps=1)
-        self.assertEqual(self.log_of(f"{OTHER} slow", config), [BOTH])
+        self.assertEqual(self.log_of(f"{OTHER} slow", config), [", ".join(ALL)])
         begin = time.monotonic()
         lines = self.log_of(f"{OTHER} endless", config, "--set=device.kernel_check_s=12")
-        self.assertEqual(lines, [KERNEL, f"{OTHER} is not used: its check did not end within 12 s"])
+        self.assertEqual(lines, [without(OTHER), f"{OTHER} is not used: its check did not end within 12 s"])
         self.assertGreater(time.monotonic() - begin, 12)
         # Too little time for any check.
         lines = self.log_of(f"{KERNEL} slow", config, "--set=device.kernel_check_s=0.1")
@@ -55,17 +59,17 @@ class SimulatedKernels(TrainerTest):
     def test_all_ranks_use_the_same_kernels(self):
         """Each rank checks its own GPU."""
         config = self.write_config(train_max_steps=1, train_total_batch_tokens=240)
-        self.assertEqual(self.log_of("", "--nproc", "2", config), [BOTH])
+        self.assertEqual(self.log_of("", "--nproc", "2", config), [", ".join(ALL)])
         used, line = self.log_of(f"{KERNEL} wrong 1", "--nproc", "2", config)
-        self.assertEqual(used, OTHER)
+        self.assertEqual(used, without(KERNEL))
         self.assertRegex(line, f"^{KERNEL} is not used: on rank 1, bf16, ")
 
     def test_the_command(self):
-        passed = f"{KERNEL} passed\n{OTHER} passed\n"
-        self.assertEqual(self.run_with("", "check-kernels"), passed)
+        passed = [f"{name} passed\n" for name in ALL]
+        self.assertEqual(self.run_with("", "check-kernels"), "".join(passed))
         self.assertEqual(self.run_with(f"{OTHER} wrong 2", "check-kernels", OTHER), f"{OTHER} passed\n")
         self.assertRegex(self.run_with(f"{OTHER} wrong 2", "check-kernels", "--gpu", "2", expect=70),
-                         f"^{KERNEL} passed\n{OTHER}: bf16 loss: .*\n$")
+                         f"^{''.join(passed[:-1])}{OTHER}: bf16 loss: .*\n$")
         self.run_with("", "check-kernels", "no_such", expect=64)
         self.run_with("", "check-kernels", "--gpu", "8", expect=78)
         self.assertEqual(self.run_with("", "check-kernels", program=TRAINER), "")

@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "test/simt/hopper_twins.h"
+#include "test/simt/options.h"
 #include "test/simt/proxy.h"
 
 namespace ptx {
@@ -43,6 +44,13 @@ void mbarrier_expect_tx(uint32_t bar, uint32_t bytes) {
     barrier->bytes += bytes;
 }
 
+// Lets the threads that wait for a phase continue before the last thread that arrived. If it released memory too early,
+// they overwrite it during its use.
+static void be_overtaken() {
+    simt::wait_until([](void*) { return true; }, nullptr, "its turn after an arrival");
+    simt::yield();
+}
+
 void mbarrier_arrive(uint32_t bar, uint32_t count) {
     simt::Quiet quiet;
     Mbarrier* barrier = mbarrier_at(bar);
@@ -51,7 +59,9 @@ void mbarrier_arrive(uint32_t bar, uint32_t count) {
         simt::fault(
             format("more arrivals than the %u that the mbarrier at 0x%x expects", unsigned(barrier->count), bar));
     barrier->pending -= count;
+    const unsigned phase = barrier->phase;
     check_phase(*barrier);
+    if (barrier->phase != phase && (simt::options().seed == 0 || simt::random_below(2))) be_overtaken();
 }
 
 void mbarrier_arrive_expect_tx(uint32_t bar, uint32_t bytes) {

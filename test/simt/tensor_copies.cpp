@@ -152,6 +152,16 @@ void finish(Store& store) {
     });
 }
 
+// Finishes the oldest `count` groups. Their order is undefined: the newest first, or random with a seed.
+void finish_oldest(std::deque<std::vector<Store>>& groups, int count) {
+    for (; count > 0; count--) {
+        const int chosen = simt::options().seed ? int(simt::random_below(uint32_t(count))) : count - 1;
+        auto group = groups.begin() + chosen;
+        std::for_each(group->rbegin(), group->rend(), finish);
+        groups.erase(group);
+    }
+}
+
 void start() {
     in_flight().loads.clear();
     in_flight().stores.clear();
@@ -174,11 +184,9 @@ void end() {
     bool is_reading = false;
     for (Stores& stores : in_flight().stores) {
         is_reading |= !stores.open.empty();
-        for (auto& group : stores.groups)
-            for (Store& store : group) {
-                is_reading |= !store.is_read;
-                if (!is_faulty) finish(store);
-            }
+        for (const auto& group : stores.groups)
+            for (const Store& store : group) is_reading |= !store.is_read;
+        if (!is_faulty) finish_oldest(stores.groups, int(stores.groups.size()));
     }
     if (is_reading && !is_faulty) simt::note_fault("a bulk store still reads shared memory when the block ends");
 }
@@ -229,10 +237,7 @@ void bulk_wait_for(int keep, bool reads_only) {
     auto& groups = mine().groups;
     for (size_t i = 0; i + size_t(keep) < groups.size(); i++)
         for (Store& store : groups[i]) read_source(store);
-    while (!reads_only && int(groups.size()) > keep) {
-        for (Store& store : groups.front()) finish(store);
-        groups.pop_front();
-    }
+    if (!reads_only) finish_oldest(groups, int(groups.size()) - keep);
     join_async();
 }
 

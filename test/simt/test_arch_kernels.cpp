@@ -7,7 +7,8 @@
 #include "test/support/expect_error.h"
 
 TEST_CASE("kernels for compute capability 9.0 are listed on such GPUs", "[arch]") {
-    CHECK(arch_kernels() == std::vector<std::string>{"attention_forward_sm90", "cross_entropy_sm90"});
+    CHECK(arch_kernels() ==
+          std::vector<std::string>{"attention_backward_sm90", "attention_forward_sm90", "cross_entropy_sm90"});
     for (const int capability : {80, 89, 100, 120}) {
         const simt::WithOptions gpu(simt::with_capability(capability));
         CHECK(arch_kernels().empty());

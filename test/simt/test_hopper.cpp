@@ -240,6 +240,54 @@ TEST_CASE("a tile through TMA and back, and its planted faults", "[simt]") {
     CHECK(run_ring(Plant::none).faults == "");
 }
 
+// ---- the order of two stores to one place: only a wait determines it ----
+
+namespace {
+
+struct OrderShared {
+    alignas(128) float first[64], second[64];
+};
+struct TwoStores {
+    Map out;
+    bool fault;
+};
+
+void two_stores_kernel(TwoStores op) {
+    auto& s = shared_memory<OrderShared>();
+    s.first[threadIdx.x] = 1;
+    s.second[threadIdx.x] = 2;
+    ptx::fence_proxy_async();
+    __syncthreads();
+    if (threadIdx.x > 0) return;
+    ptx::tma_store(&op.out, ptx::shared_address(s.first), 0, 0);
+    ptx::bulk_commit();
+    if (op.fault)
+        ptx::bulk_wait_read<0>();
+    else
+        ptx::bulk_wait<0>();
+    ptx::tma_store<true>(&op.out, ptx::shared_address(s.second), 0, 0);
+    ptx::bulk_commit();
+    ptx::bulk_wait<0>();
+}
+
+}  // namespace
+
+TEST_CASE("a sum is stored, and an addition to it is not ordered after the store", "[simt]") {
+    if (simt::options().seed) return;  // then either order is possible
+    for (bool fault : {false, true}) {
+        const DeviceArray<float> out(std::vector<float>(64));
+        TwoStores op{{}, fault};
+        const uint64_t size[] = {64, 1}, strides[] = {256};
+        const uint32_t box[] = {64, 1};
+        REQUIRE(ptx::make_tensor_map(&op.out, 4, 2, out.data(), size, strides, box, ptx::SWIZZLE_NONE));
+        CHECK(sentences(faults_of(
+                  two_stores_kernel,
+                  {.name = "stores", .blocks = dim3(1), .threads = 64, .shared_bytes = sizeof(OrderShared)}, op)) ==
+              "");
+        CHECK((out.fetch()[63] == 3) == !fault);
+    }
+}
+
 // ---- clusters: each block passes its number to the next by an arrival at that block's mbarrier ----
 
 namespace {

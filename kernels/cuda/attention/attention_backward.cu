@@ -13,12 +13,15 @@
 // at the tile of its first query's first key, and a block of keys ends at the last query that sees its last key. Heads
 // of 256 use blocks of 64 rows and separate kernels for dV and dK, with 8 GEMMs in total.
 // Numerics: as in the forward op. P and dS (before scale) are rounded to T before multiplication; all sums are float.
+#include <algorithm>
 #include <bit>
 
 #include "kernels/base/dropout.h"
+#include "kernels/cuda/arch_kernels.h"
 #include "kernels/cuda/attention/attention_general_backward.cuh"
 #include "kernels/cuda/attention/attention_layout.cuh"
 #include "kernels/cuda/attention/attention_masks.cuh"
+#include "kernels/cuda/attention/attention_sm90.h"
 #include "kernels/cuda/attention/attention_tiles.cuh"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/ptx.cuh"
@@ -110,18 +113,6 @@ __device__ __forceinline__ void to_gradient(float& score, float& dp, const Query
     score = ptx::exp2_approx(fmaf(score, scale_log2, -query.lse_log2));
     dp = score * (dp - query.dout_out);
     if (kCapped) dp *= fmaf(-tanh, tanh, 1.0f);
-}
-
-// The dot product of 8 pairs of numbers.
-template <class T> __device__ __forceinline__ float dot_of_packs(const uint4& x, const uint4& y) {
-    const uint32_t xs[4] = {x.x, x.y, x.z, x.w}, ys[4] = {y.x, y.y, y.z, y.w};
-    float sum = 0;
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        sum = fmaf(to_float(T{uint16_t(xs[i])}), to_float(T{uint16_t(ys[i])}), sum);
-        sum = fmaf(to_float(T{uint16_t(xs[i] >> 16)}), to_float(T{uint16_t(ys[i] >> 16)}), sum);
-    }
-    return sum;
 }
 
 // Writes the statistics of the warp's queries to shared memory and scratch; dout is the tile of the block's queries.
@@ -447,6 +438,7 @@ void attention_backward(const AttentionBackward& op, Stream stream) {
     dispatch("attention_backward", {op.dqkv, op.dout, op.qkv, op.out, op.chunk.kv}, [&]<class T>() {
         require_valid(op);
         if constexpr (sizeof(T) == 2) {
+            if (is_used(ArchKernel::attention_backward_sm90) && attention_backward_sm90(op, stream)) return;
             const auto start = [&]<int kHeadSize, AttentionKind kKind>() {
                 launch_backward<T, kHeadSize, kKind>(op, stream);
                 return true;
@@ -459,7 +451,9 @@ void attention_backward(const AttentionBackward& op, Stream stream) {
 }
 
 size_t attention_backward_scratch_bytes(const AttentionBackward& op) {
-    return size_t(op.batch) * op.n_head * op.seq_len * sizeof(QueryStatistics);
+    const size_t portable = size_t(op.batch) * op.n_head * op.seq_len * sizeof(QueryStatistics);
+    if (!can_run(ArchKernel::attention_backward_sm90)) return portable;
+    return std::max(portable, attention_backward_sm90_scratch_bytes(op));
 }
 
 }  // namespace ops

@@ -36,45 +36,89 @@ DeviceBuffer first_keys(int document) {
     return device_ints(first);
 }
 
-struct Forward {
-    CheckArray out, lse;
+// Inputs and outputs of both passes. Two of them for the same case have the same inputs.
+struct Arrays {
+    CheckArray qkv, dout, out, lse, dqkv;
+    DeviceBuffer first_key;
 
-    explicit Forward(const Case& c)
-        : out(c.dtype, size_t(kBatch) * kSeqLen * c.n_head * c.head_size),
-          lse(Dtype::fp32, size_t(kBatch) * kSeqLen * c.n_head) {}
+    explicit Arrays(const Case& c)
+        : qkv(random_array(c.dtype, kPositions * columns(c), 1)),
+          dout(random_array(c.dtype, kPositions * c.n_head * c.head_size, 2)),
+          out(c.dtype, dout.count),
+          lse(Dtype::fp32, kPositions * c.n_head),
+          dqkv(c.dtype, qkv.count),
+          first_key(c.document ? first_keys(c.document) : DeviceBuffer()) {}
+
+    AttentionForward forward(const Case& c) const {
+        return {.out = out.view(),
+                .lse = lse.view().as<float>(),
+                .qkv = qkv.view(),
+                .batch = kBatch,
+                .seq_len = kSeqLen,
+                .n_head = c.n_head,
+                .n_kv_head = c.n_kv_head,
+                .head_size = c.head_size,
+                .scale = kScale,
+                .window = c.window,
+                .first_key = static_cast<const int*>(first_key.data())};
+    }
+    AttentionBackward backward(const Case& c) const {
+        return {.dqkv = dqkv.view(),
+                .scratch = nullptr,
+                .dout = dout.view(),
+                .qkv = qkv.view(),
+                .out = out.view(),
+                .lse = lse.view().as<float>(),
+                .batch = kBatch,
+                .seq_len = kSeqLen,
+                .n_head = c.n_head,
+                .n_kv_head = c.n_kv_head,
+                .head_size = c.head_size,
+                .scale = kScale,
+                .window = c.window,
+                .first_key = static_cast<const int*>(first_key.data())};
+    }
+
+private:
+    static constexpr float kScale = 0.5f;
+    static constexpr size_t kPositions = size_t(kBatch) * kSeqLen;
+    static size_t columns(const Case& c) { return size_t(c.n_head + 2 * c.n_kv_head) * c.head_size; }
 };
 
+// Both kernels round each weight, at most 1, relative to different maxima, and the results.
+double rounding_of(const Case& c) { return c.dtype == Dtype::bf16 ? 0x1p-8 : 0x1p-11; }
+
 std::string forward_difference(const Case& c) {
-    const size_t columns = size_t(c.n_head + 2 * c.n_kv_head) * c.head_size;
-    const CheckArray qkv = random_array(c.dtype, kBatch * kSeqLen * columns, 1);
-    const DeviceBuffer documents = c.document ? first_keys(c.document) : DeviceBuffer();
-    const Forward found(c), expected(c);
-    AttentionForward op{.out = found.out.view(),
-                        .lse = found.lse.view().as<float>(),
-                        .qkv = qkv.view(),
-                        .batch = kBatch,
-                        .seq_len = kSeqLen,
-                        .n_head = c.n_head,
-                        .n_kv_head = c.n_kv_head,
-                        .head_size = c.head_size,
-                        .scale = 0.5f,
-                        .window = c.window,
-                        .first_key = static_cast<const int*>(documents.data())};
-    if (!attention_forward_sm90(op, {})) return "it rejects this op";
-    op.out = expected.out.view(), op.lse = expected.lse.view().as<float>();
-    attention_forward(op, {});
-    // Both round each weight, at most 1, and the output; the weights relative to different maxima.
-    const double rounding = c.dtype == Dtype::bf16 ? 0x1p-8 : 0x1p-11;
-    const std::string difference = ::difference("log-sum-exp", found.lse, expected.lse, 1e-5, 1e-5);
-    return difference.empty() ? ::difference("output", found.out, expected.out, rounding, rounding) : difference;
+    const Arrays found(c), expected(c);
+    if (!attention_forward_sm90(found.forward(c), {})) return "it rejects this op";
+    attention_forward(expected.forward(c), {});
+    const std::string text = difference("log-sum-exp", found.lse, expected.lse, 1e-5, 1e-5);
+    return text.empty() ? difference("output", found.out, expected.out, rounding_of(c), rounding_of(c)) : text;
+}
+
+std::string backward_difference(const Case& c) {
+    const Arrays found(c), expected(c);
+    for (const Arrays* arrays : {&found, &expected}) attention_forward(arrays->forward(c), {});
+    AttentionBackward op = found.backward(c), portable = expected.backward(c);
+    const DeviceBuffer scratch(attention_backward_sm90_scratch_bytes(op)),
+        more(attention_backward_scratch_bytes(portable));
+    op.scratch = scratch.data(), portable.scratch = more.data();
+    if (!attention_backward_sm90(op, {})) return "it rejects this op";
+    attention_backward(portable, {});
+    // The gradients of the scores are a few times larger than the weights, and are rounded too.
+    return difference("gradient", found.dqkv, expected.dqkv, 2 * rounding_of(c), 4 * rounding_of(c));
+}
+
+// The first difference that a check finds in any case.
+std::string first_difference(std::string (*check)(const Case& c)) {
+    for (const Case& c : kCases)
+        if (const std::string found = check(c); !found.empty()) return text_of(c) + found;
+    return "";
 }
 
 }  // namespace
 
-std::string attention_forward_sm90_difference() {
-    for (const Case& c : kCases)
-        if (const std::string found = forward_difference(c); !found.empty()) return text_of(c) + found;
-    return "";
-}
+std::string attention_forward_sm90_difference() { return first_difference(forward_difference); }
+std::string attention_backward_sm90_difference() { return first_difference(backward_difference); }
 
 }  // namespace ops

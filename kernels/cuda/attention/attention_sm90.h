@@ -11,7 +11,13 @@ namespace ops {
 // chunk. The op is valid, and the GPU has compute capability 9.0.
 bool attention_forward_sm90(const AttentionForward& op, Stream stream);
 
-// Compares it with the portable kernel; see check_arch_kernel().
+// Takes the same. `scratch` has attention_backward_sm90_scratch_bytes(), which is 0 if it does not take the op, and is
+// aligned to 64 bytes.
+bool attention_backward_sm90(const AttentionBackward& op, Stream stream);
+size_t attention_backward_sm90_scratch_bytes(const AttentionBackward& op);
+
+// Compare them with the portable kernels; see check_arch_kernel().
 std::string attention_forward_sm90_difference();
+std::string attention_backward_sm90_difference();
 
 }  // namespace ops

@@ -126,6 +126,18 @@ template <int kHeadSize> __device__ __forceinline__ void load_b(uint32_t (&b)[4]
     ptx::ldmatrix_x4<true>(b, pack_address<kHeadSize>(tile, row, lane % 16, n, lane / 16));
 }
 
+// The dot product of 8 pairs of numbers.
+template <class T> __device__ __forceinline__ float dot_of_packs(const uint4& x, const uint4& y) {
+    const uint32_t xs[4] = {x.x, x.y, x.z, x.w}, ys[4] = {y.x, y.y, y.z, y.w};
+    float sum = 0;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        sum = fmaf(to_float(T{uint16_t(xs[i])}), to_float(T{uint16_t(ys[i])}), sum);
+        sum = fmaf(to_float(T{uint16_t(xs[i] >> 16)}), to_float(T{uint16_t(ys[i] >> 16)}), sum);
+    }
+    return sum;
+}
+
 // The rows of a warp that are the A operand of every MMA: (16 kM, kHeadSize). The fragments of the first kHeld steps of
 // 16 columns stay in registers; the others are read from the tile each time.
 template <int kHeadSize, int kM, int kHeld> class StationaryRows {
