@@ -12,7 +12,7 @@ namespace ops {
 namespace {
 
 // Positions in two tiles of keys. A query sees all, some or none of a tile.
-constexpr int kBatch = 2, kSeqLen = 200;
+constexpr int kBatch = 2, kSeqLen = 140;
 
 struct Case {
     Dtype dtype;
@@ -21,7 +21,7 @@ struct Case {
 // Each instance of the kernel once.
 constexpr Case kCases[] = {{Dtype::bf16, 64, 2, 2, 0, 0},
                            {Dtype::fp16, 64, 2, 1, 50, 0},
-                           {Dtype::bf16, 128, 1, 1, 0, 130},
+                           {Dtype::bf16, 128, 1, 1, 0, 100},
                            {Dtype::fp16, 128, 2, 1, 0, 0}};
 
 std::string text_of(const Case& c) {
@@ -97,16 +97,18 @@ std::string forward_difference(const Case& c) {
 }
 
 std::string backward_difference(const Case& c) {
-    const Arrays found(c), expected(c);
-    for (const Arrays* arrays : {&found, &expected}) attention_forward(arrays->forward(c), {});
-    AttentionBackward op = found.backward(c), portable = expected.backward(c);
+    const Arrays found(c);
+    const CheckArray expected(c.dtype, found.dqkv.count);
+    attention_forward(found.forward(c), {});
+    AttentionBackward op = found.backward(c), portable = op;
+    portable.dqkv = expected.view();
     const DeviceBuffer scratch(attention_backward_sm90_scratch_bytes(op)),
         more(attention_backward_scratch_bytes(portable));
     op.scratch = scratch.data(), portable.scratch = more.data();
     if (!attention_backward_sm90(op, {})) return "it rejects this op";
     attention_backward(portable, {});
     // The gradients of the scores are a few times larger than the weights, and are rounded too.
-    return difference("gradient", found.dqkv, expected.dqkv, 2 * rounding_of(c), 4 * rounding_of(c));
+    return difference("gradient", found.dqkv, expected, 2 * rounding_of(c), 4 * rounding_of(c));
 }
 
 // The first difference that a check finds in any case.
