@@ -1,6 +1,5 @@
 // attention_forward and attention_backward of a part of the heads, with dropout.
-#include <numeric>
-
+#include "test/support/attention.h"
 #include "test/support/device_array.h"
 #include "test/support/random_values.h"
 
@@ -16,21 +15,6 @@ struct Shape {
 // Each kernel of the head sizes, groups of heads, sequences that end inside a tile.
 constexpr Shape kShapes[] = {{2, 45, 4, 4, 64, 2},  {1, 140, 4, 2, 64, 2}, {2, 37, 6, 2, 128, 2}, {1, 50, 2, 2, 96, 2},
                              {1, 40, 2, 2, 256, 2}, {1, 50, 3, 3, 20, 3},  {1, 70, 8, 4, 16, 4}};
-
-// Part `part` of each of the sections of each row. A section has the given width.
-template <class V>
-std::vector<V> part_of(const std::vector<V>& rows, std::initializer_list<int> widths, int part, int parts) {
-    const int row_width = std::accumulate(widths.begin(), widths.end(), 0);
-    std::vector<V> chosen;
-    for (auto row = rows.begin(); row != rows.end(); row += row_width) {
-        auto section = row;
-        for (int width : widths) {
-            chosen.insert(chosen.end(), section + width / parts * part, section + width / parts * (part + 1));
-            section += width;
-        }
-    }
-    return chosen;
-}
 
 template <class T> struct Results {
     std::vector<T> out;
@@ -96,7 +80,7 @@ TEMPLATE_TEST_CASE("attention of parts of the heads has the bits of all heads", 
             of_part.n_head /= s.parts;
             of_part.n_kv_head /= s.parts;
             auto of = [&](const auto& values, std::initializer_list<int> widths) {
-                return part_of(values, widths, part, s.parts);
+                return attention::part_of(values, widths, part, s.parts);
             };
             const Results<TestType> got =
                 run<TestType>(of_part, of(qkv, qkv_widths), of(dout, {s.queries()}), part * of_part.n_head);

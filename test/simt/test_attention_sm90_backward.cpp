@@ -62,37 +62,18 @@ constexpr Shape kParts[] = {
     {.batch = 1, .seq_len = 1000, .n_head = 4, .n_kv_head = 1, .head_size = 128, .sharpness = 1, .window = 60},
     {.batch = 1, .seq_len = 770, .n_head = 12, .n_kv_head = 1, .head_size = 64, .sharpness = 1, .document = 150}};
 
-// The rows of one kv head of sample `b`: its queries and, if the rows have them, its keys and values.
-template <class V>
-std::vector<V> of_head(const std::vector<V>& rows, const Shape& s, int b, int kv_head, bool have_keys = true) {
-    const int group = s.n_head / s.n_kv_head, size = s.head_size;
-    const int heads = s.n_head + (have_keys ? 2 * s.n_kv_head : 0);
-    std::vector<V> chosen;
-    for (int t = 0; t < s.seq_len; t++) {
-        const auto row = rows.begin() + (ptrdiff_t(b) * s.seq_len + t) * heads * size;
-        const auto take = [&](int first, int count) {
-            chosen.insert(chosen.end(), row + first * size, row + (first + count) * size);
-        };
-        take(kv_head * group, group);
-        if (!have_keys) continue;
-        take(s.n_head + kv_head, 1);
-        take(s.n_head + s.n_kv_head + kv_head, 1);
-    }
-    return chosen;
-}
-
 // Runs the op of one kv head of one sample alone.
 template <class T> std::vector<T> run_head(const BackwardArrays<T>& whole, int b, int kv_head) {
     const Shape& s = whole.s;
-    const int group = s.n_head / s.n_kv_head;
     const OnDevice<T> device;
-    const auto lse_begin = whole.lse.host.begin() + (ptrdiff_t(b) * s.n_head + kv_head * group) * s.seq_len;
-    const std::vector<float> lses(lse_begin, lse_begin + ptrdiff_t(group) * s.seq_len);
-    const std::vector<double> qkvs = of_head(whole.forward.qkv.host, s, b, kv_head);
+    const auto of = [&](const auto& samples, std::initializer_list<int> widths) {
+        return of_head(samples, s, widths, b, kv_head);
+    };
+    const std::vector<double> qkvs = of(whole.forward.qkv.host, {s.queries(), s.keys(), s.keys()});
     Stored<T> dqkv("dqkv", Role::output, nans(qkvs.size())), qkv("qkv", Role::input, qkvs);
-    Stored<T> dout("dout", Role::input, of_head(whole.dout.host, s, b, kv_head, false));
-    Stored<T> out("out", Role::input, of_head(whole.out.host, s, b, kv_head, false));
-    Array<float> lse("lse", Role::input, lses);
+    Stored<T> dout("dout", Role::input, of(whole.dout.host, {s.queries()}));
+    Stored<T> out("out", Role::input, of(whole.out.host, {s.queries()}));
+    Array<float> lse("lse", Role::input, of(whole.lse.host, {s.n_head * s.seq_len}));
     ops::AttentionBackward op{.dqkv = dqkv.on(device),
                               .scratch = nullptr,
                               .dout = dout.on(device),
@@ -101,7 +82,7 @@ template <class T> std::vector<T> run_head(const BackwardArrays<T>& whole, int b
                               .lse = lse.on(device),
                               .batch = 1,
                               .seq_len = s.seq_len,
-                              .n_head = group,
+                              .n_head = s.n_head / s.n_kv_head,
                               .n_kv_head = 1,
                               .head_size = s.head_size,
                               .scale = s.scale()};
@@ -157,7 +138,8 @@ TEMPLATE_TEST_CASE("attention_backward_sm90 of one head has the bits of all head
         const std::vector<TestType> whole = run(arrays);
         for (int b = 0; b < s.batch; b++)
             for (int kv_head = 0; kv_head < s.n_kv_head; kv_head++)
-                CHECK(have_same_bits(run_head(arrays, b, kv_head), of_head(whole, s, b, kv_head)));
+                CHECK(have_same_bits(run_head(arrays, b, kv_head),
+                                     of_head(whole, s, {s.queries(), s.keys(), s.keys()}, b, kv_head)));
     }
 }
 

@@ -1,6 +1,8 @@
 // Attention with exact error bounds: shapes, arrays and ops on the device and on the host.
 #pragma once
 
+#include <numeric>
+
 #include "test/support/device_array.h"
 #include "test/support/random_values.h"
 #include "test/support/tolerance.h"
@@ -15,6 +17,8 @@ struct Shape {
     int document = 0;  // length of the documents, which are masked from each other; 0: first_key is null
     double dropout = 0;
 
+    int queries() const { return n_head * head_size; }
+    int keys() const { return n_kv_head * head_size; }
     float scale() const { return float(sharpness / std::sqrt(head_size)); }
     ref::QkvLayout layout() const { return {seq_len, n_head, n_kv_head, head_size}; }
     size_t out_count() const { return size_t(batch) * seq_len * n_head * head_size; }
@@ -236,5 +240,30 @@ template <class T> struct BackwardArrays {
         scratch.fetch();
     }
 };
+
+// Part `part` of each of the sections of each row. A section has the given width.
+template <class V>
+std::vector<V> part_of(const std::vector<V>& rows, std::initializer_list<int> widths, int part, int parts) {
+    const int row_width = std::accumulate(widths.begin(), widths.end(), 0);
+    std::vector<V> chosen;
+    for (auto row = rows.begin(); row != rows.end(); row += row_width) {
+        auto section = row;
+        for (int width : widths) {
+            chosen.insert(chosen.end(), section + width / parts * part, section + width / parts * (part + 1));
+            section += width;
+        }
+    }
+    return chosen;
+}
+
+// The same of one sample, for a kv head and its queries. `widths`: of the sections of the sample's rows, for example
+// {queries, keys, values} of qkv, or the whole sample of lse.
+template <class V>
+std::vector<V> of_head(const std::vector<V>& samples, const Shape& s, std::initializer_list<int> widths, int b,
+                       int kv_head) {
+    const auto each = ptrdiff_t(samples.size()) / s.batch;
+    const std::vector<V> sample(samples.begin() + b * each, samples.begin() + (b + 1) * each);
+    return part_of(sample, widths, kv_head, s.n_kv_head);
+}
 
 }  // namespace attention
