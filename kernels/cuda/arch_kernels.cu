@@ -26,6 +26,13 @@ constexpr Row kRows[] = {
     {ArchKernel::cross_entropy_sm90, "cross_entropy_sm90", "90a", ops::cross_entropy_sm90_difference},
 };
 
+constexpr bool have_order_of_enum() {
+    for (int i = 0; i < int(std::size(kRows)); i++)
+        if (int(kRows[i].kernel) != i) return false;
+    return true;
+}
+static_assert(have_order_of_enum(), "a kernel is an index of kRows");
+
 bool& use_of(ArchKernel kernel) {
     static bool uses[std::size(kRows)] = {};
     return uses[int(kernel)];
@@ -45,7 +52,7 @@ bool can_run(const Row& row) {
 }  // namespace
 
 bool is_used(ArchKernel kernel) { return use_of(kernel); }
-bool can_run(ArchKernel kernel) { return can_run(kRows[int(kernel)]); }  // rows have the order of ArchKernel
+bool can_run(ArchKernel kernel) { return can_run(kRows[int(kernel)]); }
 
 void use_arch_kernels(const std::vector<std::string>& names) {
     for (const Row& row : kRows) use_of(row.kernel) = can_run(row) && std::ranges::count(names, row.name) > 0;

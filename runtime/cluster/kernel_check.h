@@ -43,8 +43,8 @@ struct KernelChoice {
 std::string text_of(const std::vector<CheckedKernel>& kernels);
 KernelChoice choice_of(const std::vector<std::string>& texts);
 
-// Its name.
+// The name of the command that runs check_kernels().
 inline constexpr const char* kCheckKernels = "check-kernels";
-// The command: prints "NAME passed" or "NAME: how it differs" for each kernel as soon as it is known; all
-// kernels if `names` is empty. Fails with Exit::internal at the end if one differs.
+// Prints "NAME passed" or "NAME: how it differs" for each kernel as soon as it is known; all kernels if `names` is
+// empty. Fails with Exit::internal at the end if one differs.
 void check_kernels(const std::vector<std::string>& names, int local_rank);

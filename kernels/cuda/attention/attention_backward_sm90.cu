@@ -195,8 +195,7 @@ __device__ __forceinline__ void pass_sums(BackwardShared<kHeadSize>& s, const fl
 }
 
 // Releases a stage for the calling warp.
-template <int kStages>
-__device__ __forceinline__ void release(RingBarriers<kStages>& ring, const RingPlace<kStages>& at) {
+template <int kCount> __device__ __forceinline__ void release(RingBarriers<kCount>& ring, const RingPlace<kCount>& at) {
     __syncwarp();
     if (threadIdx.x % 32 == 0) ring.release(at);
 }
@@ -375,7 +374,6 @@ template <class T, int kHeadSize> void launch_backward(const BackwardPass& pass,
 
 bool attention_backward_sm90(const AttentionBackward& op, Stream stream) {
     if (!takes(op)) return false;
-    require_valid(op);
     const BackwardWork work(op);
     const BackwardPass pass{op, work, BackwardScratch(work, op.head_size, op.scratch)};
     const auto start = [&]<class T>() {

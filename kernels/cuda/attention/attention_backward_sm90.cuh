@@ -13,8 +13,8 @@ namespace ops {
 inline constexpr int kBlockKeys = 128;
 inline constexpr int kSumsOfWarpgroup = 64 * 64;  // of dQ, per tile of queries: a warpgroup's accumulator
 
-// Rows of a tile of queries. So a tile has 8192 numbers.
-template <int kHeadSize> inline constexpr int kTileQueries = 8192 / kHeadSize;
+inline constexpr int kTileNumbers = 8192;  // of a tile of queries
+template <int kHeadSize> inline constexpr int kTileQueries = kTileNumbers / kHeadSize;
 
 // The work of an op. The rows of a kv head are QueryRows<kRunRows, true>, in tiles. Its blocks of 128 keys are divided
 // into parts; the kernel's blocks process one part each.
@@ -24,7 +24,7 @@ struct BackwardWork {
 
     explicit BackwardWork(const AttentionBackward& op)
         : batch(op.batch), n_kv_head(op.n_kv_head), group(op.n_head / op.n_kv_head), seq_len(op.seq_len) {
-        const int tile_queries = 8192 / op.head_size;
+        const int tile_queries = kTileNumbers / op.head_size;
         const int rows = (seq_len + kRunRows - 1) / kRunRows * kRunRows * group;
         n_tiles = (rows + tile_queries - 1) / tile_queries;
         n_key_blocks = (seq_len + kBlockKeys - 1) / kBlockKeys;
@@ -66,7 +66,7 @@ struct BackwardScratch {
 
     BackwardScratch(const BackwardWork& work, int head_size, void* scratch) {
         const size_t units = size_t(work.batch) * size_t(work.n_kv_head);
-        const size_t tile_numbers = 2 * size_t(8192 / head_size) * size_t(work.n_tiles);
+        const size_t tile_numbers = 2 * size_t(kTileNumbers / head_size) * size_t(work.n_tiles);
         bytes = 0;
         auto take = [&](auto*& array, size_t count) {
             array =

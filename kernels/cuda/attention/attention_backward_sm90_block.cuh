@@ -132,8 +132,8 @@ __device__ __forceinline__ void load_keys(char* tile, const CUtensorMap& map, ui
 }
 
 // Waits until the stage is empty and returns its barrier, which expects `bytes`. All lanes of a warp call it.
-template <int kStages>
-__device__ __forceinline__ uint32_t begin_fill(RingBarriers<kStages>& ring, const RingPlace<kStages>& at,
+template <int kCount>
+__device__ __forceinline__ uint32_t begin_fill(RingBarriers<kCount>& ring, const RingPlace<kCount>& at,
                                                uint32_t bytes) {
     if (threadIdx.x % 32 == 0) ring.begin_fill(at, bytes);
     __syncwarp();

@@ -50,39 +50,32 @@ struct Arrays {
           first_key(c.document ? first_keys(c.document) : DeviceBuffer()) {}
 
     AttentionForward forward(const Case& c) const {
-        return {.out = out.view(),
-                .lse = lse.view().as<float>(),
-                .qkv = qkv.view(),
-                .batch = kBatch,
-                .seq_len = kSeqLen,
-                .n_head = c.n_head,
-                .n_kv_head = c.n_kv_head,
-                .head_size = c.head_size,
-                .scale = kScale,
-                .window = c.window,
-                .first_key = static_cast<const int*>(first_key.data())};
+        auto op = of_case<AttentionForward>(c);
+        op.out = out.view(), op.lse = lse.view().as<float>();
+        return op;
     }
     AttentionBackward backward(const Case& c) const {
-        return {.dqkv = dqkv.view(),
-                .scratch = nullptr,
-                .dout = dout.view(),
-                .qkv = qkv.view(),
-                .out = out.view(),
-                .lse = lse.view().as<float>(),
-                .batch = kBatch,
-                .seq_len = kSeqLen,
-                .n_head = c.n_head,
-                .n_kv_head = c.n_kv_head,
-                .head_size = c.head_size,
-                .scale = kScale,
-                .window = c.window,
-                .first_key = static_cast<const int*>(first_key.data())};
+        auto op = of_case<AttentionBackward>(c);
+        op.dqkv = dqkv.view(), op.dout = dout.view(), op.out = out.view(), op.lse = lse.view().as<float>();
+        return op;
     }
 
 private:
     static constexpr float kScale = 0.5f;
     static constexpr size_t kPositions = size_t(kBatch) * kSeqLen;
     static size_t columns(const Case& c) { return size_t(c.n_head + 2 * c.n_kv_head) * c.head_size; }
+
+    // An op with the arguments that both passes have in common.
+    template <class Op> Op of_case(const Case& c) const {
+        Op op{};
+        op.qkv = qkv.view();
+        op.batch = kBatch, op.seq_len = kSeqLen;
+        op.n_head = c.n_head, op.n_kv_head = c.n_kv_head, op.head_size = c.head_size;
+        op.scale = kScale;
+        op.window = c.window;
+        op.first_key = static_cast<const int*>(first_key.data());
+        return op;
+    }
 };
 
 // Both kernels round each weight, at most 1, relative to different maxima, and the results.

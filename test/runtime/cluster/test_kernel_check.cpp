@@ -46,7 +46,7 @@ TEST_CASE("a background program's output and exit code", "[subprocess]") {
 TEST_CASE("a background program ends at its time limit", "[subprocess]") {
     Subprocess::Result result = result_of("echo first; sleep 1000", 0.3);
     CHECK((result.output == "first\n" && !result.code));
-    CHECK(!result_of("yes", 0.3).code);                        // output without end
+    CHECK(!result_of("yes", 0.3).code);                        // endless output
     CHECK(!result_of("exec >&- 2>&-; sleep 1000", 0.3).code);  // without output
     result = result_of("echo first; sleep 1000 &", 0.3);       // what it has started keeps the output open
     CHECK((result.output == "first\n" && result.code == 0));
