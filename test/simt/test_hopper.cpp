@@ -348,12 +348,14 @@ TEST_CASE("blocks of a cluster reach each other's mbarriers", "[simt]") {
 }
 
 TEST_CASE("a block's shared memory ends with it", "[simt]") {
+    // With a seed, the fault of one cluster appears in about half of the orders: 64 clusters always show it.
     const Launch config{
-        .name = "neighbors", .blocks = dim3(4), .threads = 32, .shared_bytes = sizeof(ClusterShared), .cluster = 2};
+        .name = "neighbors", .blocks = dim3(128), .threads = 32, .shared_bytes = sizeof(ClusterShared), .cluster = 2};
     check_planted(neighbors_kernel, config, "of the cluster has ended");
-    DeviceArray<float> out(4);
+    DeviceArray<float> out(128);
     faults_of(neighbors_kernel, config, {out.data(), false});
-    CHECK(out.fetch() == std::vector<float>{1, 0, 1, 0});
+    const std::vector<float> ranks = out.fetch();
+    for (size_t i = 0; i < ranks.size(); i++) CHECK(ranks[i] == float((i + 1) % 2));
 }
 
 TEST_CASE("stmatrix is the inverse of ldmatrix", "[simt]") {
