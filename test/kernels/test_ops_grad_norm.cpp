@@ -31,31 +31,39 @@ void check_sums(const Array<double>& sums, const std::vector<double>& expected, 
                 [&](size_t i) { return double(counts[i] + 1) * 0x1p-44 * expected[i]; });
 }
 
-ops::GradNorm grad_norm_of(const std::vector<float>& gradients, float loss_scale, float clip) {
-    Array<float> values("values", Role::input, gradients);
-    Array<ops::Chunk> chunks("chunks", Role::input, reversed(chunks_of_all_tensors()));
-    Array<double> sums("sums", Role::output, no_sums(kTensors));
-    Array<float> scale("loss_scale", Role::input, std::vector<float>{loss_scale});
-    Array<ops::GradNorm> out("out", Role::output, std::vector<ops::GradNorm>(1));
-    const OnDevice<float> device;
-    const int n_chunks = int(chunks.host.size());
-    ops::squared_sums({sums.on(device), values.on(device), chunks.on(device), n_chunks}, Stream());
-    ops::grad_norm_finish({out.on(device), sums.on(device), scale.on(device), kTensors, clip}, Stream());
-    std::vector<double> expected(kTensors);
-    ref::squared_sums({expected.data(), values.host.data(), chunks.host.data(), n_chunks});
-    ref::grad_norm_finish({out.host.data(), expected.data(), scale.host.data(), kTensors, clip});
-    ops::GradNorm got = out.fetch()[0];
-    CHECK(got.non_finite_tensor == out.host[0].non_finite_tensor);
-    if (out.host[0].non_finite_tensor < 0) {
-        // Sums in double have negligible errors; a root, two divisions and a minimum in float or wider.
-        CHECK(std::abs(got.norm - out.host[0].norm) <= 4 * kRoundoff * out.host[0].norm);
-        CHECK(std::abs(got.scale - out.host[0].scale) <= 8 * kRoundoff * out.host[0].scale);
-        check_sums(sums, expected, {std::begin(kTensorSizes), std::end(kTensorSizes)});
-    } else {
-        CHECK(!std::isfinite(got.norm));
+// The sums of the squares of gradients, and the norms that follow from them.
+struct SquaredSums {
+    Array<double> sums{"sums", Role::output, no_sums(kTensors)};
+    std::vector<double> expected = std::vector<double>(kTensors);
+
+    explicit SquaredSums(const std::vector<float>& gradients) {
+        Array<float> values("values", Role::input, gradients);
+        Array<ops::Chunk> chunks("chunks", Role::input, reversed(chunks_of_all_tensors()));
+        const OnDevice<float> device;
+        const int n_chunks = int(chunks.host.size());
+        ops::squared_sums({sums.on(device), values.on(device), chunks.on(device), n_chunks}, Stream());
+        ref::squared_sums({expected.data(), values.host.data(), chunks.host.data(), n_chunks});
     }
-    return got;
-}
+
+    ops::GradNorm norm(float loss_scale, float clip) {
+        Array<float> scale("loss_scale", Role::input, std::vector<float>{loss_scale});
+        Array<ops::GradNorm> out("out", Role::output, std::vector<ops::GradNorm>(1));
+        const OnDevice<float> device;
+        ops::grad_norm_finish({out.on(device), sums.on(device), scale.on(device), kTensors, clip}, Stream());
+        ref::grad_norm_finish({out.host.data(), expected.data(), scale.host.data(), kTensors, clip});
+        ops::GradNorm got = out.fetch()[0];
+        CHECK(got.non_finite_tensor == out.host[0].non_finite_tensor);
+        if (out.host[0].non_finite_tensor < 0) {
+            // Sums in double have negligible errors; a root, two divisions and a minimum in float or wider.
+            CHECK(std::abs(got.norm - out.host[0].norm) <= 4 * kRoundoff * out.host[0].norm);
+            CHECK(std::abs(got.scale - out.host[0].scale) <= 8 * kRoundoff * out.host[0].scale);
+            check_sums(sums, expected, {std::begin(kTensorSizes), std::end(kTensorSizes)});
+        } else {
+            CHECK(!std::isfinite(got.norm));
+        }
+        return got;
+    }
+};
 
 std::vector<float> random_gradients(double width) {
     std::vector<double> values = random_values(element_count(), 1, width);
@@ -67,36 +75,39 @@ std::vector<float> random_gradients(double width) {
 // Squares of 1e30 and of 1e-30 are beyond float's range on either side; for a norm of 3e-6 the 1e-6 that torch adds
 // to it matters.
 TEST_CASE("squared_sums and grad_norm_finish", "[ops]") {
-    for (double width : {1.0, 1e30, 1e-30, 1e-8})
+    for (double width : {1.0, 1e30, 1e-30, 1e-8}) {
+        SquaredSums sums(random_gradients(width));
         for (float clip : {0.0f, 1.0f, 1e6f, 1e-6f})
             for (float loss_scale : {1.0f, 65536.0f}) {
                 INFO("width " << width << ", clip " << clip << ", loss_scale " << loss_scale);
-                ops::GradNorm norm = grad_norm_of(random_gradients(width), loss_scale, clip);
+                ops::GradNorm norm = sums.norm(loss_scale, clip);
                 double expected = width * std::sqrt(double(element_count()) / 3) / loss_scale;  // of uniform numbers
                 CHECK(std::abs(norm.norm / expected - 1) < 0.01);
                 bool is_clipped = clip > 0 && norm.norm > clip;
                 CHECK((norm.scale * loss_scale < 0.9999f) == is_clipped);
                 CHECK(norm.non_finite_tensor == -1);
             }
+    }
 }
 
 TEST_CASE("grad_norm_finish: gradients that are all zero", "[ops]") {
-    ops::GradNorm norm = grad_norm_of(std::vector<float>(element_count(), 0.0f), 8, 1);
+    ops::GradNorm norm = SquaredSums(std::vector<float>(element_count(), 0.0f)).norm(8, 1);
     CHECK(norm.norm == 0);
     CHECK(norm.scale == 0.125f);
     CHECK(norm.non_finite_tensor == -1);
 }
 
 TEST_CASE("grad_norm_finish: reports the first tensor that is not finite", "[ops]") {
-    for (float bad : {NAN, -NAN, INFINITY, -INFINITY})
-        for (int tensor = 0; tensor < kTensors; tensor++) {
-            INFO("a gradient of " << bad << " in tensor " << tensor);
-            std::vector<float> gradients = random_gradients(1);
-            gradients[begin_of(tensor) + kTensorSizes[tensor] - 1] = bad;
-            CHECK(grad_norm_of(gradients, 1, 1).non_finite_tensor == tensor);
-            gradients[begin_of(kTensors - 1)] = -bad;
-            CHECK(grad_norm_of(gradients, 1, 1).non_finite_tensor == tensor);
-        }
+    constexpr float kBad[] = {NAN, -NAN, INFINITY, -INFINITY};
+    for (int tensor = 0; tensor < kTensors; tensor++) {
+        const float bad = kBad[tensor % 4];
+        INFO("a gradient of " << bad << " in tensor " << tensor);
+        std::vector<float> gradients = random_gradients(1);
+        gradients[begin_of(tensor) + kTensorSizes[tensor] - 1] = bad;
+        CHECK(SquaredSums(gradients).norm(1, 1).non_finite_tensor == tensor);
+        gradients[begin_of(kTensors - 1)] = -bad;
+        CHECK(SquaredSums(gradients).norm(1, 1).non_finite_tensor == tensor);
+    }
 }
 
 namespace {
