@@ -191,6 +191,8 @@ gpu-kit:  ## build/gpu_kit.tgz: prebuilt programs for a GPU machine with only th
 # What nvcc compiles.
 gpu-objects: $(NVCC_OBJECTS)
 gpu-kit-objects:; $(MAKE) $(KIT_SETTINGS) gpu-objects
+# Those whose code differs between architectures.
+arch-objects: $(filter %sm90.cu.o %sm90_passes.cu.o $(BUILD)/kernels/cuda/hopper/% %/hopper.cu.o,$(NVCC_OBJECTS))
 portability:  ## by hand, as root: build and test with the next Debian's g++ and clang, in a chroot
 	dev/try_compilers.sh $(filter-out %_tsan %_asan,$(CPU_PROGRAMS))
 busy-cores: $(BUILD)/train_gpt_cpu  ## step time on busy cores: AGAINST= trainer, TORCH= python
@@ -201,4 +203,4 @@ flakiness: programs  ## by hand, for hours: repeat tests on busy cores
 try-deb: deb  ## by hand, as root: install the package in a fresh Debian, train, remove it
 	dev/try_deb.sh $(BUILD)
 .PHONY: programs gpu-programs test interop grids fuzz faults soak bench gpu-check gpu-kit gpu-objects gpu-kit-objects \
-        portability busy-cores flakiness try-deb
+        arch-objects portability busy-cores flakiness try-deb
