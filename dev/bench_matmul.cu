@@ -43,8 +43,8 @@ struct Bytes {
 class Outputs {
 public:
     Outputs(const Product& product, Arrays& arrays) : accumulate_(product.accumulate) {
-        const size_t element = size_of(product.out);
-        outputs_.push_back({product.d, size_t(product.m) * size_t(product.n) * element});
+        const size_t element = size_of(product.d.dtype);
+        outputs_.push_back({product.d.data, size_t(product.m) * size_t(product.n) * element});
         if (product.epilogue == Epilogue::bias_gradient)
             outputs_.push_back({product.bias, size_t(product.n) * element});
         for (const Bytes& output : outputs_) {
@@ -53,7 +53,7 @@ public:
         }
         if (!accumulate_) return;
         before_ = {arrays.make_scratch(outputs_[0].count), outputs_[0].count};
-        copy_on_device(before_.data, product.d, before_.count, Stream{});
+        copy_on_device(before_.data, product.d.data, before_.count, Stream{});
     }
 
     void reset() const {
@@ -211,12 +211,12 @@ constexpr Timing kPass{.warm_up = 2, .batch_ms = 5, .total_ms = 50, .least = 3};
 void measure_gelu(ProductResult& result, Product product) {
     Arrays arrays;
     const size_t count = size_t(product.m) * size_t(product.n);
-    const ops::ActivationForward pass{.out = View(arrays.make_scratch(count * size_of(product.out)), product.out),
-                                      .inp = ConstView(product.d, product.out),
+    const ops::ActivationForward pass{.out = View(arrays.make_scratch(count * size_of(product.d.dtype)), product.d.dtype),
+                                      .inp = product.d,
                                       .count = count};
     result.gelu_pass_ms = time_calls([&] { ops::activation_forward(pass, Stream{}); }, kPass).median;
     product.epilogue = Epilogue::gelu;
-    product.aux = arrays.make_scratch(count * size_of(product.out));
+    product.aux = arrays.make_scratch(count * size_of(product.d.dtype));
     result.gelu_ms = Measurement(product).chosen_ms();
 }
 
@@ -226,7 +226,7 @@ void measure_apart(ProductResult& result, Product product) {
     const ColumnSums sums{
         .out = static_cast<float*>(product.bias),
         .scratch = static_cast<float*>(arrays.make_scratch(column_sums_scratch_bytes(product.k, product.n))),
-        .values = ConstView(product.b, product.in),
+        .values = product.b,
         .rows = product.k,
         .cols = product.n,
         .accumulate = false};
@@ -243,8 +243,8 @@ ProductResult measure_product(const std::string& name, double calls, const Produ
                          .n = product.n,
                          .k = product.k,
                          .epilogue = name_of(product.epilogue),
-                         .in = name_of(product.in),
-                         .out = name_of(product.out),
+                         .in = name_of(product.a.dtype),
+                         .out = name_of(product.d.dtype),
                          .accumulate = product.accumulate,
                          .calls = calls};
     Measurement(product).measure(result, repeats);

@@ -8,14 +8,15 @@
 #include "kernels/device.h"
 #include "kernels/numeric.h"  // IWYU pragma: export
 
-// An array that an op writes. A view is small and passed by value. The op's member documents the shape. An 8-bit type
-// would need a third member, the address of its scale, so only this file makes views from raw pointers.
+// An array that an op writes. A view is small and passed by value. The op's member documents the shape.
 struct View {
     void* data = nullptr;  // device memory; null for an absent optional array
     Dtype dtype = Dtype::fp32;
+    const float* scale = nullptr;  // device memory: the numbers are the elements times this; null: 1
 
     View() = default;
-    HOST_DEVICE View(void* memory, Dtype type) : data(memory), dtype(type) {}
+    HOST_DEVICE View(void* memory, Dtype type, const float* of_array = nullptr)
+        : data(memory), dtype(type), scale(of_array) {}
     HOST_DEVICE View(std::nullptr_t) {}
     template <class T> HOST_DEVICE View(T* values) : data(values), dtype(dtype_of<T>) {}
 
@@ -23,7 +24,7 @@ struct View {
     template <class T> HOST_DEVICE T* as() const { return static_cast<T*>(data); }
     // The array starting at element `first`. An absent array stays absent.
     HOST_DEVICE View from(size_t first) const {
-        return {data ? static_cast<std::byte*>(data) + first * size_of(dtype) : nullptr, dtype};
+        return {data ? static_cast<std::byte*>(data) + first * size_of(dtype) : nullptr, dtype, scale};
     }
     HOST_DEVICE explicit operator bool() const { return data != nullptr; }
 };
@@ -32,16 +33,18 @@ struct View {
 struct ConstView {
     const void* data = nullptr;
     Dtype dtype = Dtype::fp32;
+    const float* scale = nullptr;
 
     ConstView() = default;
-    HOST_DEVICE ConstView(const void* memory, Dtype type) : data(memory), dtype(type) {}
+    HOST_DEVICE ConstView(const void* memory, Dtype type, const float* of_array = nullptr)
+        : data(memory), dtype(type), scale(of_array) {}
     HOST_DEVICE ConstView(std::nullptr_t) {}
-    HOST_DEVICE ConstView(View view) : data(view.data), dtype(view.dtype) {}
+    HOST_DEVICE ConstView(View view) : data(view.data), dtype(view.dtype), scale(view.scale) {}
     template <class T> HOST_DEVICE ConstView(const T* values) : data(values), dtype(dtype_of<T>) {}
 
     template <class T> HOST_DEVICE const T* as() const { return static_cast<const T*>(data); }
     HOST_DEVICE ConstView from(size_t first) const {
-        return {data ? static_cast<const std::byte*>(data) + first * size_of(dtype) : nullptr, dtype};
+        return {data ? static_cast<const std::byte*>(data) + first * size_of(dtype) : nullptr, dtype, scale};
     }
     HOST_DEVICE explicit operator bool() const { return data != nullptr; }
 };

@@ -22,11 +22,9 @@ public:
     Scratch& operator=(const Scratch&) = delete;
 
     bool multiply_with(int k) const {
-        const bool done = multiply({.d = memory_,
-                                    .a = memory_,
-                                    .b = memory_,
-                                    .in = Dtype::bf16,
-                                    .out = Dtype::bf16,
+        const bool done = multiply({.d = {memory_, Dtype::bf16},
+                                    .a = {memory_, Dtype::bf16},
+                                    .b = {memory_, Dtype::bf16},
                                     .transpose_a = false,
                                     .transpose_b = false,
                                     .m = 24,

@@ -328,11 +328,9 @@ TEST_CASE("products: proposed and excluded algorithms", "[matmul]") {
     const WithDefaults defaults;
     void* memory = nullptr;
     REQUIRE(cudaMalloc(&memory, 4096) == cudaSuccess);
-    const Product product{.d = memory,
-                          .a = memory,
-                          .b = memory,
-                          .in = Dtype::bf16,
-                          .out = Dtype::fp32,
+    const Product product{.d = {memory, Dtype::fp32},
+                          .a = {memory, Dtype::bf16},
+                          .b = {memory, Dtype::bf16},
                           .transpose_a = false,
                           .transpose_b = true,
                           .m = 8,
@@ -364,8 +362,9 @@ TEST_CASE("products: proposed and excluded algorithms", "[matmul]") {
 
 // Products that differ in a single field have different keys, order and texts.
 TEST_CASE("product keys: every field counts", "[matmul]") {
-    const ProductKey base{.in = Dtype::bf16,
-                          .out = Dtype::bf16,
+    const ProductKey base{.a = Dtype::bf16,
+                          .b = Dtype::bf16,
+                          .d = Dtype::bf16,
                           .transpose_a = false,
                           .transpose_b = false,
                           .m = 8,
@@ -379,8 +378,8 @@ TEST_CASE("product keys: every field counts", "[matmul]") {
                           .d_alignment = 16,
                           .bias_alignment = 0,
                           .aux_alignment = 0};
-    std::vector<ProductKey> keys(16, base);
-    keys[1].in = Dtype::fp16, keys[2].out = Dtype::fp32, keys[3].transpose_a = true, keys[4].transpose_b = true;
+    std::vector<ProductKey> keys(17, base);
+    keys[1].a = Dtype::fp16, keys[2].d = Dtype::fp32, keys[16].b = Dtype::fp16, keys[3].transpose_a = true, keys[4].transpose_b = true;
     keys[5].m = 9, keys[6].n = 9, keys[7].k = 9, keys[8].epilogue = Epilogue::bias, keys[9].accumulate = true;
     keys[10].tf32 = true, keys[11].a_alignment = 2, keys[12].b_alignment = 2, keys[13].d_alignment = 2;
     keys[14].bias_alignment = 2, keys[15].aux_alignment = 2;
@@ -397,13 +396,11 @@ TEST_CASE("product keys: every field counts", "[matmul]") {
 
 TEST_CASE("product keys: the alignment of every used address", "[matmul]") {
     alignas(512) char memory[512];
-    const Product base{.d = memory,
-                       .a = memory,
-                       .b = memory,
+    const Product base{.d = {memory, Dtype::bf16},
+                       .a = {memory, Dtype::bf16},
+                       .b = {memory, Dtype::bf16},
                        .bias = memory,
                        .aux = memory,
-                       .in = Dtype::bf16,
-                       .out = Dtype::bf16,
                        .transpose_a = false,
                        .transpose_b = false,
                        .m = 8,
@@ -415,16 +412,17 @@ TEST_CASE("product keys: the alignment of every used address", "[matmul]") {
         change(changed);
         return !(key_of(product, false) == key_of(changed, false));
     };
+    const View moved(memory + 2, Dtype::bf16);
     auto move_bias = [&](Product& p) { p.bias = memory + 2; };
     auto move_aux = [&](Product& p) { p.aux = memory + 2; };
-    CHECK(differs([&](Product& p) { p.d = memory + 2; }));
-    CHECK(differs([&](Product& p) { p.a = memory + 2; }));
-    CHECK(differs([&](Product& p) { p.b = memory + 2; }));
+    CHECK(differs([&](Product& p) { p.d = moved; }));
+    CHECK(differs([&](Product& p) { p.a = moved; }));
+    CHECK(differs([&](Product& p) { p.b = moved; }));
     CHECK(differs(move_bias, Epilogue::bias));
     CHECK(differs(move_bias, Epilogue::bias_gradient));
     CHECK(differs(move_aux, Epilogue::dgelu));
     CHECK_FALSE(differs(move_aux, Epilogue::bias));
-    CHECK_FALSE(differs([&](Product& p) { p.d = memory + 256, p.bias = memory + 256; }, Epilogue::bias));
+    CHECK_FALSE(differs([&](Product& p) { p.d.data = memory + 256, p.bias = memory + 256; }, Epilogue::bias));
 }
 
 // The stand-in itself rejects what the library rejects.
@@ -437,13 +435,11 @@ TEST_CASE("cuBLASLt's stand-in: rules", "[matmul]") {
         cublasLtCreate(&handle);
         return ProductDescription(key_of(product, false)).proposals(handle, product).size();
     };
-    const Product plain{.d = memory,
-                        .a = memory,
-                        .b = memory,
+    const Product plain{.d = {memory, Dtype::bf16},
+                        .a = {memory, Dtype::bf16},
+                        .b = {memory, Dtype::bf16},
                         .bias = memory,
                         .aux = memory,
-                        .in = Dtype::bf16,
-                        .out = Dtype::bf16,
                         .transpose_a = false,
                         .transpose_b = false,
                         .m = 8,
@@ -462,9 +458,10 @@ TEST_CASE("cuBLASLt's stand-in: rules", "[matmul]") {
     CHECK(with([](Product& p) { p.epilogue = Epilogue::dgelu, p.aux = nullptr; }) == 0);
     CHECK(with([](Product& p) { p.epilogue = Epilogue::bias_gradient; }) == 0);
     CHECK(with([](Product& p) { p.epilogue = Epilogue::bias_gradient, p.transpose_b = true; }) > 0);
-    CHECK(with([](Product& p) { p.in = Dtype::fp32; }) == 0);
-    CHECK(with([](Product& p) { p.out = Dtype::fp16; }) == 0);
-    CHECK(with([](Product& p) { p.out = Dtype::fp32; }) > 0);
+    CHECK(with([](Product& p) { p.a.dtype = p.b.dtype = Dtype::fp32; }) == 0);
+    CHECK(with([](Product& p) { p.b.dtype = Dtype::fp16; }) == 0);
+    CHECK(with([](Product& p) { p.d.dtype = Dtype::fp16; }) == 0);
+    CHECK(with([](Product& p) { p.d.dtype = Dtype::fp32; }) > 0);
 
     // A matrix that ends outside its allocation is a fault of the product.
     Product beyond = plain;

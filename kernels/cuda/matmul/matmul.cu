@@ -27,21 +27,20 @@ namespace {
 // sums buffer holds. finish(sums, first column, columns) computes the result from them.
 template <class Finish> void multiply_and_finish(Product product, Stream stream, Finish finish) {
     product.epilogue = Epilogue::none;
-    if (product.out == Dtype::fp32) {
+    if (product.d.dtype == Dtype::fp32) {
         multiply_plain(product, stream);
-        return finish(static_cast<const float*>(product.d), size_t(0), size_t(product.n));
+        return finish(product.d.as<const float>(), size_t(0), size_t(product.n));
     }
     const size_t column_bytes = size_t(product.m) * sizeof(float);
     require(column_bytes <= kMatmulSumsBytes,
             "matmul: %d output features need %zu bytes per row, but the buffer has %zu", product.m, column_bytes,
             kMatmulSumsBytes);
     float* sums = matmul_sums(stream);
-    const ConstView b(product.b, product.in);
+    const ConstView b = product.b;
     const int all = product.n, at_once = int(std::min(kMatmulSumsBytes / column_bytes, size_t(all)));
     product.d = sums;
-    product.out = Dtype::fp32;
     for (int first = 0; first < all; first += at_once) {
-        product.b = b.from(size_t(first) * size_t(product.k)).data;
+        product.b = b.from(size_t(first) * size_t(product.k));
         product.n = std::min(at_once, all - first);
         multiply_plain(product, stream);
         finish(static_cast<const float*>(sums), size_t(first), size_t(product.n));
@@ -50,8 +49,8 @@ template <class Finish> void multiply_and_finish(Product product, Stream stream,
 
 // Calls add_bias on all sums.
 void multiply_and_add_bias(const Product& product, bool relu2, Stream stream) {
-    const View out(product.d, product.out);
-    const ConstView bias(product.bias, product.out);
+    const View out = product.d;
+    const ConstView bias(product.bias, out.dtype);
     multiply_and_finish(product, stream, [&](const float* sums, size_t first, size_t columns) {
         add_bias({.out = out.from(first * size_t(product.m)),
                   .sums = sums,

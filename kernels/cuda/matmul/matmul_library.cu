@@ -98,8 +98,9 @@ void check_cublas(cublasStatus_t status, const char* call) {
 }
 
 ProductKey key_of(const Product& product, bool tf32) {
-    return {.in = product.in,
-            .out = product.out,
+    return {.a = product.a.dtype,
+            .b = product.b.dtype,
+            .d = product.d.dtype,
             .transpose_a = product.transpose_a,
             .transpose_b = product.transpose_b,
             .m = product.m,
@@ -107,17 +108,18 @@ ProductKey key_of(const Product& product, bool tf32) {
             .k = product.k,
             .epilogue = product.epilogue,
             .accumulate = product.accumulate,
-            .tf32 = product.in == Dtype::fp32 && tf32,
-            .a_alignment = alignment_of(product.a),
-            .b_alignment = alignment_of(product.b),
-            .d_alignment = alignment_of(product.d),
+            .tf32 = product.a.dtype == Dtype::fp32 && tf32,
+            .a_alignment = alignment_of(product.a.data),
+            .b_alignment = alignment_of(product.b.data),
+            .d_alignment = alignment_of(product.d.data),
             .bias_alignment = traits_of(product.epilogue).has_bias ? alignment_of(product.bias) : 0,
             .aux_alignment = traits_of(product.epilogue).has_aux ? alignment_of(product.aux) : 0};
 }
 
 std::string text_key(const ProductKey& key) {
-    return format("%s%s %s %c%c m %d n %d k %d %s %s align %d %d %d %d %d", name_of(key.in), key.tf32 ? " tf32" : "",
-                  name_of(key.out), key.transpose_a ? 't' : 'n', key.transpose_b ? 't' : 'n', key.m, key.n, key.k,
+    const std::string factors = name_of(key.a) + (key.b == key.a ? std::string() : format(" %s", name_of(key.b)));
+    return format("%s%s %s %c%c m %d n %d k %d %s %s align %d %d %d %d %d", factors.c_str(), key.tf32 ? " tf32" : "",
+                  name_of(key.d), key.transpose_a ? 't' : 'n', key.transpose_b ? 't' : 'n', key.m, key.n, key.k,
                   name_of(key.epilogue), key.accumulate ? "+=" : "=", key.a_alignment, key.b_alignment, key.d_alignment,
                   key.bias_alignment, key.aux_alignment);
 }
@@ -126,7 +128,7 @@ std::string text_key(const ProductKey& key) {
 // (nvmath-python rejects them), the bias gradient also if m is 1 (nvmath-python's tests omit it). On an H200,
 // cuBLASLt 13.1 adds the bias to sums rounded to BF16 if m is not a multiple of 8.
 bool library_lacks(const ProductKey& key) {
-    if (key.epilogue == Epilogue::bias && key.out != Dtype::fp32 && key.m % 8 != 0) return true;
+    if (key.epilogue == Epilogue::bias && key.d != Dtype::fp32 && key.m % 8 != 0) return true;
     if (traits_of(key.epilogue).has_aux && key.m % 8 != 0) return true;
     if (key.epilogue == Epilogue::dgelu && key.k == 1) return true;
     return key.epilogue == Epilogue::bias_gradient && (key.k == 1 || key.m == 1);
@@ -138,11 +140,11 @@ ProductDescription::ProductDescription(const ProductKey& key) : key_(key) {
     set(operation_, CUBLASLT_MATMUL_DESC_TRANSA, key.transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N);
     set(operation_, CUBLASLT_MATMUL_DESC_TRANSB, key.transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N);
     set(operation_, CUBLASLT_MATMUL_DESC_EPILOGUE, traits_of(key.epilogue).library);
-    if (traits_of(key.epilogue).has_bias) set(operation_, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, library_type(key.out));
+    if (traits_of(key.epilogue).has_bias) set(operation_, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, library_type(key.d));
     if (traits_of(key.epilogue).has_aux) set(operation_, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, int64_t(key.m));
-    a_ = layout(key.in, key.transpose_a ? key.k : key.m, key.transpose_a ? key.m : key.k);
-    b_ = layout(key.in, key.transpose_b ? key.n : key.k, key.transpose_b ? key.k : key.n);
-    d_ = layout(key.out, key.m, key.n);
+    a_ = layout(key.a, key.transpose_a ? key.k : key.m, key.transpose_a ? key.m : key.k);
+    b_ = layout(key.b, key.transpose_b ? key.n : key.k, key.transpose_b ? key.k : key.n);
+    d_ = layout(key.d, key.m, key.n);
 }
 
 ProductDescription::~ProductDescription() {
@@ -214,6 +216,6 @@ cublasStatus_t ProductDescription::run(cublasLtHandle_t handle, const MatmulAlgo
     const auto stored = std::bit_cast<cublasLtMatmulAlgo_t>(algorithm);
     const float alpha = 1, beta = key_.accumulate ? 1 : 0;
     set_pointers(product);
-    return cublasLtMatmul(handle, operation_, &alpha, product.a, a_, product.b, b_, &beta, product.d, d_, product.d, d_,
-                          &stored, workspace.memory, workspace.bytes, cuda_stream(stream));
+    return cublasLtMatmul(handle, operation_, &alpha, product.a.data, a_, product.b.data, b_, &beta, product.d.data, d_,
+                          product.d.data, d_, &stored, workspace.memory, workspace.bytes, cuda_stream(stream));
 }

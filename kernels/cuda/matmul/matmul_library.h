@@ -18,7 +18,7 @@ using MatmulAlgorithm = std::array<uint64_t, 8>;
 // The properties of a GEMM that determine whether the library supports it, its algorithms and its speed. Alignments are
 // in bytes, at most 256, which the library assumes by default; 0 for a null pointer.
 struct ProductKey {
-    Dtype in, out;
+    Dtype a, b, d;
     bool transpose_a, transpose_b;
     int m, n, k;
     Epilogue epilogue;

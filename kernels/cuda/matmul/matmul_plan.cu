@@ -77,7 +77,7 @@ double ms_apart(Library& lib, const Product& product, Stream stream) {
         scratch(column_sums_scratch_bytes(product.k, product.n));
     const ColumnSums columns{.out = static_cast<float*>(sums.data()),
                              .scratch = static_cast<float*>(scratch.data()),
-                             .values = ConstView(product.b, product.in),
+                             .values = product.b,
                              .rows = product.k,
                              .cols = product.n,
                              .accumulate = false};

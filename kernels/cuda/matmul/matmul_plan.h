@@ -7,7 +7,7 @@
 #pragma once
 
 #include "kernels/device.h"
-#include "kernels/numeric.h"
+#include "kernels/tensor.h"
 
 // The library's operation on the sums before it stores them. Reads bias and aux along m.
 enum class Epilogue : int {
@@ -19,12 +19,11 @@ enum class Epilogue : int {
 };
 
 struct Product {
-    void* d;        // (m, n), = or += by `accumulate`
-    const void* a;  // (m, k), or (k, m) with transpose_a
-    const void* b;  // (k, n), or (n, k) with transpose_b
-    void* bias = nullptr;
-    void* aux = nullptr;  // (m, n), of d's type
-    Dtype in, out;        // type of a and b; of d, bias and aux
+    View d;       // (m, n), = or += by `accumulate`
+    ConstView a;  // (m, k), or (k, m) with transpose_a
+    ConstView b;  // (k, n), or (n, k) with transpose_b
+    void* bias = nullptr;  // of d's type
+    void* aux = nullptr;   // (m, n), of d's type
     bool transpose_a = false, transpose_b = false;
     int m, n, k;
     Epilogue epilogue = Epilogue::none;

@@ -7,12 +7,10 @@
 //     out (rows, n) = inp weight^T + bias      the library's d (n, rows) = weight^T (n, k) inp (k, rows)
 // With pre_activation, d is the sum, to which the activation is applied later.
 inline Product product_of(const ops::MatmulForward& op) {
-    return {.d = op.pre_activation ? op.pre_activation.data : op.out.data,
-            .a = op.weight.data,
-            .b = op.inp.data,
+    return {.d = op.pre_activation ? op.pre_activation : op.out,
+            .a = op.weight,
+            .b = op.inp,
             .bias = const_cast<void*>(op.bias.data),
-            .in = op.inp.dtype,
-            .out = op.inp.dtype,
             .transpose_a = true,
             .m = op.n,
             .n = op.rows,
@@ -23,7 +21,7 @@ inline Product product_of(const ops::MatmulForward& op) {
 // The same with out = gelu_new(sum) in the library's epilogue.
 inline Product with_gelu(const ops::MatmulForward& op) {
     Product product = product_of(op);
-    product.d = op.out.data;
+    product.d = op.out;
     product.aux = op.pre_activation.data;
     product.epilogue = Epilogue::gelu;
     return product;
@@ -33,12 +31,10 @@ inline Product with_gelu(const ops::MatmulForward& op) {
 // The library has an epilogue for gelu_new's gradient.
 inline Product product_of(const ops::MatmulBackwardInput& op) {
     const bool has_gelu = op.activation == ActivationFunction::gelu_new;
-    return {.d = op.dinp.data,
-            .a = op.weight.data,
-            .b = op.dout.data,
+    return {.d = op.dinp,
+            .a = op.weight,
+            .b = op.dout,
             .aux = has_gelu ? const_cast<void*>(op.kept.data) : nullptr,
-            .in = op.dout.dtype,
-            .out = op.dout.dtype,
             .m = op.k,
             .n = op.rows,
             .k = op.n,
@@ -50,11 +46,9 @@ inline Product product_of(const ops::MatmulBackwardInput& op) {
 // The library always overwrites the bias gradient. If it must be added to, the sums go to scratch.
 inline Product product_of(const ops::MatmulBackwardWeight& op) {
     return {.d = op.dweight,
-            .a = op.inp.data,
-            .b = op.dout.data,
+            .a = op.inp,
+            .b = op.dout,
             .bias = op.dbias && op.accumulate ? op.scratch : op.dbias,
-            .in = op.dout.dtype,
-            .out = Dtype::fp32,
             .transpose_b = true,
             .m = op.k,
             .n = op.n,
