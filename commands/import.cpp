@@ -27,7 +27,7 @@ void set_continued_training(Config& config) {
     config.train.batch_size = 4;
     config.train.seq_len = std::min(config.model.n_positions, kLongestSequence);
     config.train.total_batch_tokens = int64_t(config.train.seq_len) * kSequencesPerStep;
-    config.train.precision = Dtype::bf16;
+    config.train.precision = Precision::bf16;
     config.train.head_rows = 0;
     config.train.max_steps = 0;
     config.train.max_epochs = 1;

@@ -211,9 +211,10 @@ constexpr Timing kPass{.warm_up = 2, .batch_ms = 5, .total_ms = 50, .least = 3};
 void measure_gelu(ProductResult& result, Product product) {
     Arrays arrays;
     const size_t count = size_t(product.m) * size_t(product.n);
-    const ops::ActivationForward pass{.out = View(arrays.make_scratch(count * size_of(product.d.dtype)), product.d.dtype),
-                                      .inp = product.d,
-                                      .count = count};
+    const ops::ActivationForward pass{
+        .out = View(arrays.make_scratch(count * size_of(product.d.dtype)), product.d.dtype),
+        .inp = product.d,
+        .count = count};
     result.gelu_pass_ms = time_calls([&] { ops::activation_forward(pass, Stream{}); }, kPass).median;
     product.epilogue = Epilogue::gelu;
     product.aux = arrays.make_scratch(count * size_of(product.d.dtype));

@@ -346,10 +346,7 @@ FAULTS = [
     (GATES, "gate and up are swapped", "activation<function>(gate.value[i]) * up.value[i];",
      "activation<function>(up.value[i]) * gate.value[i];"),
     (GATES, "the gradients of gate and up are swapped",
-     "store_pack<kAligned>(dinp + at.gate, pack_floats(gate), at.available);\n"
-     "        store_pack<kAligned>(dinp + at.up, pack_floats(up), at.available);",
-     "store_pack<kAligned>(dinp + at.gate, pack_floats(up), at.available);\n"
-     "        store_pack<kAligned>(dinp + at.up, pack_floats(gate), at.available);"),
+     "of_gate = pack_floats(gate), of_up = pack_floats(up);", "of_gate = pack_floats(up), of_up = pack_floats(gate);"),
     (GATES, "the gate's gradient lacks the other half", "gradient.value[i] * up.value[i] * f.gradient;",
      "gradient.value[i] * f.gradient;"),
     (GATES, "the last pack of a row reaches into the next", "? hidden - column : 0;", "? kPackSize<T> : 0;"),

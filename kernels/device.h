@@ -47,18 +47,19 @@ std::string check_arch_kernel(const std::string& name);
 
 // Settings of the device; the CPU ignores them.
 struct DeviceSettings {
-    int local_rank = 0;             // among the ranks of this machine: chooses the GPU if several are visible
+    int local_rank = 0;                     // among the ranks of this machine: chooses the GPU if several are visible
     std::vector<std::string> kernels = {};  // some of arch_kernels(), to be used
-    bool tf32 = false;              // fp32 products may round their operands to TF32
-    bool gelu_epilogue = false;     // the library's GEMM may apply gelu_new to its sums before they are rounded
-    std::string gemm_choices = {};  // a text of gemm_choices(), or empty
-    bool time_gemms = false;        // make choices: time a GEMM at its first use, which spoils sums of gradients
-    bool graphs = true;             // replay recordings
-    bool debug_sync = false;        // wait after each kernel, so that an error names the failing kernel; no recordings
+    bool tf32 = false;                      // fp32 products may round their operands to TF32
+    bool gelu_epilogue = false;             // the library's GEMM may apply gelu_new to its sums before they are rounded
+    bool fp8 = false;                       // GEMMs will have operands of 8 bits
+    std::string gemm_choices = {};          // a text of gemm_choices(), or empty
+    bool time_gemms = false;  // make choices: time a GEMM at its first use, which spoils sums of gradients
+    bool graphs = true;       // replay recordings
+    bool debug_sync = false;  // wait after each kernel, so that an error names the failing kernel; no recordings
 };
 
 // Call once, before any allocation. Fails with Exit::os if the device cannot be used, with Exit::config if the choices
-// are of another GPU or library.
+// are of another GPU or library, or if the GPU does not multiply operands of 8 bits.
 void configure_device(const DeviceSettings& settings);
 
 // Returns the library's algorithms that were chosen for GEMMs so far, as text with one line per GEMM. Empty on a CPU.

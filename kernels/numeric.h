@@ -28,15 +28,25 @@ struct bf16 {  // 1 sign, 8 exponent, 7 fraction bits
 struct fp16 {  // IEEE binary16: 1 sign, 5 exponent, 10 fraction bits
     uint16_t bits;
 };
+// The 8-bit types of tensor cores (Micikevicius et al., "FP8 Formats for Deep Learning", arXiv 2209.05433, section 3).
+struct e4m3 {  // 1 sign, 4 exponent, 3 fraction bits; the largest number is 448; no infinity, one NaN per sign
+    uint8_t bits;
+};
+struct e5m2 {  // 1 sign, 5 exponent, 2 fraction bits, the high byte of an fp16; the largest number is 57344
+    uint8_t bits;
+};
 
-// Storage types. fp64 occurs only in files and in the reference implementation of the tests; no op supports it.
-enum class Dtype : int { fp32, bf16, fp16, fp64 };
+// Storage types. Only GEMMs and quantize() support those of 8 bits. fp64 occurs only in files and in the reference
+// implementation of the tests; no op supports it.
+enum class Dtype : int { fp32, bf16, fp16, fp64, e4m3, e5m2 };
 
 template <class T> inline constexpr Dtype dtype_of = T::not_a_storage_type;
 template <> inline constexpr Dtype dtype_of<float> = Dtype::fp32;
 template <> inline constexpr Dtype dtype_of<bf16> = Dtype::bf16;
 template <> inline constexpr Dtype dtype_of<fp16> = Dtype::fp16;
 template <> inline constexpr Dtype dtype_of<double> = Dtype::fp64;
+template <> inline constexpr Dtype dtype_of<e4m3> = Dtype::e4m3;
+template <> inline constexpr Dtype dtype_of<e5m2> = Dtype::e5m2;
 
 inline constexpr size_t size_of(Dtype dtype) {
     switch (dtype) {
@@ -44,13 +54,17 @@ inline constexpr size_t size_of(Dtype dtype) {
         case Dtype::bf16: return 2;
         case Dtype::fp16: return 2;
         case Dtype::fp64: return 8;
+        case Dtype::e4m3: return 1;
+        case Dtype::e5m2: return 1;
     }
     return 0;
 }
 inline constexpr const char* name_of(Dtype dtype) {
-    constexpr const char* kNames[] = {"fp32", "bf16", "fp16", "fp64"};
+    constexpr const char* kNames[] = {"fp32", "bf16", "fp16", "fp64", "e4m3", "e5m2"};
     return kNames[int(dtype)];
 }
+// Whether it is a type of 8 bits.
+inline constexpr bool is_fp8(Dtype dtype) { return dtype == Dtype::e4m3 || dtype == Dtype::e5m2; }
 
 HOST_DEVICE inline float to_float(float x) { return x; }
 
@@ -64,6 +78,15 @@ HOST_DEVICE inline float to_float(fp16 x) {
     uint32_t sign = uint32_t(x.bits & 0x8000u) << 16;
     return std::bit_cast<float>((magnitude >= 0x0f800000u ? infinite_or_nan : finite) | sign);
 }
+
+HOST_DEVICE inline float to_float(e4m3 x) {
+    const uint32_t magnitude = uint32_t(x.bits & 0x7fu), sign = uint32_t(x.bits & 0x80u) << 24;
+    // Scaling by 2^120 changes the exponent bias from 7 to 127 and also converts subnormals.
+    const uint32_t finite = std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude << 20) * 0x1p120f);
+    return std::bit_cast<float>((magnitude == 0x7fu ? 0x7fc00000u : finite) | sign);
+}
+
+HOST_DEVICE inline float to_float(e5m2 x) { return to_float(fp16{uint16_t(x.bits << 8)}); }
 
 template <class T> HOST_DEVICE T from_float(float x);
 
@@ -100,6 +123,29 @@ template <> HOST_DEVICE inline fp16 from_float<fp16>(float x) {
     result = magnitude > 0x7f800000u ? 0x7e00u : result;
     return {uint16_t(result | ((bits >> 16) & 0x8000u))};
 }
+
+// Rounds to a sign, a biased exponent and kFraction bits. Numbers beyond `largest`, and infinities, become `largest`,
+// as PTX's conversions with .satfinite do; a NaN becomes 0x7f.
+template <int kFraction, int kBias> HOST_DEVICE inline uint8_t round_to_8_bits(float x, float largest) {
+    constexpr uint32_t kSmallestNormal = (128 - kBias) << 23, kCut = 23 - kFraction;
+    // A float whose last bit is the smallest subnormal: adding it leaves the rounded bits in the low bits of the sum.
+    constexpr uint32_t kSubnormal = uint32_t(127 + 24 - kBias - kFraction) << 23;
+    const uint32_t bits = std::bit_cast<uint32_t>(x), unlimited = bits & 0x7fffffffu;
+    const uint32_t limit = std::bit_cast<uint32_t>(largest), magnitude = unlimited < limit ? unlimited : limit;
+    const uint32_t subnormal =
+        std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude) + std::bit_cast<float>(kSubnormal)) - kSubnormal;
+    const uint32_t rounding = (1u << (kCut - 1)) - 1u + ((magnitude >> kCut) & 1u);
+    const uint32_t normal = (magnitude - (uint32_t(127 - kBias) << 23) + rounding) >> kCut;
+    const uint32_t finite = magnitude < kSmallestNormal ? subnormal : normal;
+    return uint8_t((unlimited > 0x7f800000u ? 0x7fu : finite) | (bits >> 24 & 0x80u));
+}
+
+template <class T> inline constexpr float largest_of = T::has_no_largest_number;
+template <> inline constexpr float largest_of<e4m3> = 448;
+template <> inline constexpr float largest_of<e5m2> = 57344;
+
+template <> HOST_DEVICE inline e4m3 from_float<e4m3>(float x) { return {round_to_8_bits<3, 7>(x, largest_of<e4m3>)}; }
+template <> HOST_DEVICE inline e5m2 from_float<e5m2>(float x) { return {round_to_8_bits<2, 15>(x, largest_of<e5m2>)}; }
 
 // Philox4x32-10: ten rounds of a keyed bijection on 128-bit counters (Salmon et al., "Parallel random numbers: as easy
 // as 1, 2, 3", SC 2011). Stateless: the caller passes the counter, so the order of calls does not matter.

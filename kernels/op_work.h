@@ -80,6 +80,14 @@ inline Work work_of(const MatmulBackwardWeight& op) {
     return product("matmul_backward_weight", op.inp, gradient, op);
 }
 
+inline Work work_of(const AbsMax& op) { return pass_over({op.inp}, op.count, "abs_max"); }
+
+inline Work work_of(const Quantize& op) {
+    const double count = double(op.rows) * op.cols;
+    return {"quantize", 0, bytes_of(op.inp, count) + bytes_of(op.out, count) + bytes_of(op.transposed, count),
+            rows_and_cols(op.rows, op.cols)};
+}
+
 inline Work work_of(const ActivationForward& op) { return pass_over({op.out, op.inp}, op.count, "activation_forward"); }
 
 inline Work work_of(const GatedActivationForward& op) {

@@ -72,7 +72,7 @@ size_t embedding_backward_scratch_bytes(const EmbeddingBackward& op);
 // residual after rounding to the storage type, so recomputing it from the stored residual gives the same bits.
 struct ResidualNormForward {
     View residual;     // (rows, cols)  =; null without a branch
-    View out;          // (rows, cols)  =
+    View out;          // (rows, cols)  =, and its amax
     float* mean;       // (rows)  =; null for RMSNorm
     float* rstd;       // (rows)  =
     ConstView inp;     // (rows, cols)
@@ -85,7 +85,8 @@ struct ResidualNormForward {
 void residual_norm_forward(const ResidualNormForward& op, Stream stream);
 
 struct NormBackward {
-    View dinp;          // (rows, cols)  = or += by `accumulate_dinp`: += adds the branch's gradient to the residual's
+    View dinp;          // (rows, cols)  = or += by `accumulate_dinp`: += adds the branch's gradient to the residual's.
+                        // Also its amax
     float* dweight;     // (cols)  = or += by `accumulate`; null without a weight
     float* dbias;       // (cols)  = or += by `accumulate`; null without a bias
     void* scratch;      // norm_backward_scratch_bytes
@@ -146,14 +147,40 @@ struct MatmulBackwardWeight {
     ConstView inp;   // (rows, k)
     int rows, n, k;
     bool accumulate;
+    ConstView wide_dout = {};  // (rows, n), dout before quantize(), for dbias; null unless dout has 8 bits
 };
 void matmul_backward_weight(const MatmulBackwardWeight& op, Stream stream);
 size_t matmul_backward_weight_scratch_bytes(const MatmulBackwardWeight& op);
 
+// The operands of a GEMM may have 8 bits: inp and weight, dout and weight, or dout and inp. The sums run along the last
+// dimension of both, as tensor cores require: matmul_backward_input takes weight as (k, n), matmul_backward_weight
+// takes dout as (n, rows) and inp as (k, rows). The result has 16 bits, or is FP32 for a weight. Products are exact,
+// and sums are multiplied by both scales before they are rounded. rows, n and k are multiples of 16.
+
+// The largest magnitude, as ops that document it store it in View::amax; NaN if there is one.
+struct AbsMax {
+    float* out;     // (1)  =
+    ConstView inp;  // (count), 16 bits
+    size_t count;
+};
+void abs_max(const AbsMax& op, Stream stream);
+
+// out = inp / scale, rounded to nearest even, with the scale of fp8_scale(). Nothing exceeds the type's largest number.
+// If amax is not finite, the scale is NaN, and so are all results computed with it.
+struct Quantize {
+    View out;           // (rows, cols)  =, 8 bits, or null
+    View transposed;    // (cols, rows)  =, of the same type, or null
+    float* scale;       // (1)  =, of both
+    ConstView inp;      // (rows, cols), 16 bits
+    const float* amax;  // (1), abs_max() of inp
+    int rows, cols;     // multiples of 16
+};
+void quantize(const Quantize& op, Stream stream);
+
 // Applies only the activation, to recompute an output that was not stored. Gives the same bits as matmul_forward's
 // epilogue. Not for relu2, whose output is always stored.
 struct ActivationForward {
-    View out;       // (count)  =
+    View out;       // (count)  =, and its amax
     ConstView inp;  // (count)
     size_t count;
     ActivationFunction activation = ActivationFunction::gelu_new;
@@ -163,7 +190,7 @@ void activation_forward(const ActivationForward& op, Stream stream);
 // A gated linear unit on the output of one GEMM: out = f(gate) up (Shazeer, "GLU Variants Improve Transformer", arXiv
 // 2002.05202, eq. 5 and 6: f is silu in SwiGLU and gelu in GEGLU).
 struct GatedActivationForward {
-    View out;       // (rows, hidden)  =
+    View out;       // (rows, hidden)  =, and its amax
     ConstView inp;  // (rows, 2 hidden): gate, then up
     int rows, hidden;
     ActivationFunction activation;
@@ -172,7 +199,7 @@ void gated_activation_forward(const GatedActivationForward& op, Stream stream);
 
 // dgate = dout up f'(gate), dup = dout f(gate).
 struct GatedActivationBackward {
-    View dinp;       // (rows, 2 hidden)  =
+    View dinp;       // (rows, 2 hidden)  =, and its amax
     ConstView dout;  // (rows, hidden)
     ConstView inp;   // (rows, 2 hidden), as in the forward op
     int rows, hidden;

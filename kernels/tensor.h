@@ -13,6 +13,7 @@ struct View {
     void* data = nullptr;  // device memory; null for an absent optional array
     Dtype dtype = Dtype::fp32;
     const float* scale = nullptr;  // device memory: the numbers are the elements times this; null: 1
+    float* amax = nullptr;         // device memory, for the largest magnitude, by the ops that say so; null: not wanted
 
     View() = default;
     HOST_DEVICE View(void* memory, Dtype type, const float* of_array = nullptr)
@@ -24,7 +25,9 @@ struct View {
     template <class T> HOST_DEVICE T* as() const { return static_cast<T*>(data); }
     // The array starting at element `first`. An absent array stays absent.
     HOST_DEVICE View from(size_t first) const {
-        return {data ? static_cast<std::byte*>(data) + first * size_of(dtype) : nullptr, dtype, scale};
+        View rest = *this;
+        rest.data = data ? static_cast<std::byte*>(data) + first * size_of(dtype) : nullptr;
+        return rest;
     }
     HOST_DEVICE explicit operator bool() const { return data != nullptr; }
 };
@@ -34,28 +37,33 @@ struct ConstView {
     const void* data = nullptr;
     Dtype dtype = Dtype::fp32;
     const float* scale = nullptr;
+    const float* amax = nullptr;
 
     ConstView() = default;
     HOST_DEVICE ConstView(const void* memory, Dtype type, const float* of_array = nullptr)
         : data(memory), dtype(type), scale(of_array) {}
     HOST_DEVICE ConstView(std::nullptr_t) {}
-    HOST_DEVICE ConstView(View view) : data(view.data), dtype(view.dtype), scale(view.scale) {}
+    HOST_DEVICE ConstView(View view) : data(view.data), dtype(view.dtype), scale(view.scale), amax(view.amax) {}
     template <class T> HOST_DEVICE ConstView(const T* values) : data(values), dtype(dtype_of<T>) {}
 
     template <class T> HOST_DEVICE const T* as() const { return static_cast<const T*>(data); }
     HOST_DEVICE ConstView from(size_t first) const {
-        return {data ? static_cast<const std::byte*>(data) + first * size_of(dtype) : nullptr, dtype, scale};
+        ConstView rest = *this;
+        rest.data = data ? static_cast<const std::byte*>(data) + first * size_of(dtype) : nullptr;
+        return rest;
     }
     HOST_DEVICE explicit operator bool() const { return data != nullptr; }
 };
 
-// Element i of an array in host memory.
+// Element i of an array in host memory, without its scale.
 inline double element(ConstView array, size_t i) {
     switch (array.dtype) {
         case Dtype::fp32: return array.as<float>()[i];
         case Dtype::bf16: return to_float(array.as<bf16>()[i]);
         case Dtype::fp16: return to_float(array.as<fp16>()[i]);
         case Dtype::fp64: return array.as<double>()[i];
+        case Dtype::e4m3: return to_float(array.as<e4m3>()[i]);
+        case Dtype::e5m2: return to_float(array.as<e5m2>()[i]);
     }
     return 0;
 }

@@ -1,4 +1,5 @@
 // Activation functions: standalone (for recomputation and GEMMs with an activation) and gated.
+#include "kernels/cpu/amax.h"
 #include "kernels/cpu/parallel.h"
 #include "kernels/cpu/vector_math.h"
 #include "kernels/ops.h"
@@ -40,6 +41,7 @@ void activation_forward(const ActivationForward& op, Stream) {
             });
         }
     });
+    set_amax(op.out, op.count);
 }
 
 void gated_activation_forward(const GatedActivationForward& op, Stream) {
@@ -50,6 +52,7 @@ void gated_activation_forward(const GatedActivationForward& op, Stream) {
             gated_row<function>(op.out.as<T>() + row * hidden, gate, gate + hidden, op.hidden);
         });
     });
+    set_amax(op.out, size_t(op.rows) * size_t(op.hidden));
 }
 
 void gated_activation_backward(const GatedActivationBackward& op, Stream) {
@@ -63,6 +66,7 @@ void gated_activation_backward(const GatedActivationBackward& op, Stream) {
                                          op.hidden);
         });
     });
+    set_amax(op.dinp, size_t(op.rows) * 2 * size_t(op.hidden));
 }
 
 }  // namespace ops

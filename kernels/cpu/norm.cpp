@@ -2,6 +2,7 @@
 // are summed over fixed blocks of rows, then over the blocks in order.
 #include <cmath>
 
+#include "kernels/cpu/amax.h"
 #include "kernels/cpu/parallel.h"
 #include "kernels/cpu/row_blocks.h"
 #include "kernels/ops.h"
@@ -143,6 +144,7 @@ void residual_norm_forward(const ResidualNormForward& op, Stream) {
     dispatch("residual_norm_forward", {op.residual, op.out, op.inp, op.branch, op.weight, op.bias}, [&]<class T>() {
         with_parts([&]<class Parts>() { normalize_rows<Parts, T>(op); }, op.mean, bool(op.weight), bool(op.bias));
     });
+    set_amax(op.out, size_t(op.rows) * size_t(op.cols));
 }
 
 void norm_backward(const NormBackward& op, Stream) {
@@ -157,6 +159,7 @@ void norm_backward(const NormBackward& op, Stream) {
                 sum_blocks(out, sums, blocks, op.cols, int(begin), int(end), op.accumulate);
         });
     });
+    set_amax(op.dinp, size_t(op.rows) * size_t(op.cols));
 }
 
 size_t norm_backward_scratch_bytes(const NormBackward& op) { return n_blocks(op.rows) * 2 * op.cols * sizeof(float); }

@@ -27,7 +27,7 @@ CheckArray random_array(Dtype dtype, size_t count, uint64_t seed) {
         case Dtype::fp32: fill<float>(bytes, seed); break;
         case Dtype::bf16: fill<bf16>(bytes, seed); break;
         case Dtype::fp16: fill<fp16>(bytes, seed); break;
-        case Dtype::fp64: fail(Exit::internal, "random_array: fp64");
+        default: fail(Exit::internal, "random_array: %s", name_of(dtype));
     }
     CheckArray array(dtype, count);
     copy_to_device(array.memory.data(), bytes.data(), bytes.size(), {});

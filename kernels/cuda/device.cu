@@ -143,8 +143,8 @@ void select_gpu(int local_rank) {
     int count = 0;
     if (cudaGetDeviceCount(&count) != cudaSuccess || count <= 1) return;
     if (local_rank >= count)
-        fail(Exit::config, "local rank %d (from 0) needs its own GPU, but CUDA finds only %d on this host",
-             local_rank, count);
+        fail(Exit::config, "local rank %d (from 0) needs its own GPU, but CUDA finds only %d on this host", local_rank,
+             count);
     check_cuda(cudaSetDevice(local_rank), "cudaSetDevice");
 }
 
@@ -209,9 +209,18 @@ std::string gpu_name() {
     return current_device().name;
 }
 
+static void require_fp8() {
+    const cudaDeviceProp gpu = current_device();
+    if (gpu.major * 10 + gpu.minor >= 89) return;
+    fail(Exit::config,
+         "train.precision is \"fp8\", but %s has compute capability %d.%d: operands of 8 bits need 8.9 or later",
+         gpu.name, gpu.major, gpu.minor);
+}
+
 void configure_device(const DeviceSettings& settings) {
     select_gpu(settings.local_rank);
     require_usable_device_once();
+    if (settings.fp8) require_fp8();
     use_arch_kernels(settings.kernels);
     debug_sync() = settings.debug_sync;
     graphs_are_on() = settings.graphs && !settings.debug_sync;

@@ -6,6 +6,7 @@
 // time from the cache. Moved per 16-bit element: 4 bytes, 8 with a branch.
 // Numerics: float sums; the variance is computed from the centered row (two passes over registers). The order of sums
 // does not depend on the packs per warp or on alignment, so a row gives the same bits with and without a branch.
+#include "kernels/cuda/amax.cuh"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/norm_parts.cuh"
 #include "kernels/cuda/ptx.cuh"
@@ -143,6 +144,13 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks<T, kPacks>)
                                  load_parameter<parts, kAligned>(bias, col, cols, 0), mean, rstd);
     }
     store_row<kAligned>(op.out.as<T>() + begin, out, cols);
+    if (kGivesAmax<T, kAligned> && op.out.amax) {
+        uint32_t largest = 0;
+#pragma unroll
+        for (int p = 0; p < kPacks; p++)
+            if (column_of<T>(p) < cols) largest = largest_magnitude(largest, out.pack[p]);
+        add_to_amax(op.out.amax, largest);
+    }
     if (threadIdx.x % kWarpSize == 0) {
         if (has_mean<parts>(op.mean)) op.mean[row] = mean;
         op.rstd[row] = rstd;
@@ -185,14 +193,16 @@ __global__ void __launch_bounds__(kWideThreads) residual_norm_forward_wide_kerne
     const float rstd = rstd_of(block_sum(squares, s.squares), cols, op.eps);
 
     T* out = op.out.as<T>() + begin;
+    uint32_t largest = 0;
     for (int col = first; col < cols; col += kStep) {
         const int available = cols - col;
-        store_pack<kAligned>(
-            out + col,
+        const Pack<T> pack =
             normalized(load_pack<kAligned>(x + col, available), load_parameter<parts, kAligned>(weight, col, cols, 1),
-                       load_parameter<parts, kAligned>(bias, col, cols, 0), mean, rstd),
-            available);
+                       load_parameter<parts, kAligned>(bias, col, cols, 0), mean, rstd);
+        store_pack<kAligned>(out + col, pack, available);
+        if (kGivesAmax<T, kAligned> && op.out.amax) largest = largest_magnitude(largest, pack);
     }
+    if (kGivesAmax<T, kAligned> && op.out.amax) add_to_amax(op.out.amax, largest);
     if (threadIdx.x == 0) {
         if (has_mean<parts>(op.mean)) op.mean[row] = mean;
         op.rstd[row] = rstd;
@@ -223,6 +233,7 @@ void launch_rows(const ResidualNormForward& op, Stream stream) {
 template <class T, bool kHasBranch> void launch_rows(const ResidualNormForward& op, Stream stream) {
     const bool aligned =
         op.cols % kPackSize<T> == 0 && are_aligned(16, {op.residual, op.out, op.inp, op.branch, op.weight, op.bias});
+    clear_amax("residual_norm_forward", op.out, aligned, stream);
     if (!aligned) return launch_rows<T, kHasBranch, false, NormParts::any>(op, stream);
     switch (norm_parts(op.mean, bool(op.weight), bool(op.bias))) {
         case NormParts::all: return launch_rows<T, kHasBranch, true, NormParts::all>(op, stream);

@@ -10,6 +10,7 @@
 // Numerics: float sums. Groups, and the rows and columns of a lane, depend only on rows and cols, and so do the bits.
 #include <algorithm>
 
+#include "kernels/cuda/amax.cuh"
 #include "kernels/cuda/group_totals.h"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/norm_parts.cuh"
@@ -159,9 +160,10 @@ __device__ RowAverages add_row(const Worker& worker, ColumnSums<T, kPacks>& sums
     return row;
 }
 
+// Adds the row's largest magnitude to `largest` if it is wanted.
 template <bool kAligned, class Worker, class T, int kPacks>
 __device__ void store_input_gradient(const Worker& worker, const Pack<T> (&weight)[kPacks], int stage, int row,
-                                     float mean, float rstd, RowAverages averages) {
+                                     float mean, float rstd, RowAverages averages, uint32_t& largest) {
     T* to = worker.op.dinp.template as<T>() + size_t(row) * worker.op.cols;
 #pragma unroll
     for (int p = 0; p < kPacks; p++) {
@@ -176,7 +178,9 @@ __device__ void store_input_gradient(const Worker& worker, const Pack<T> (&weigh
             const float centered = fmaf(dout.value[i], w.value[i], -averages.dnorm);
             dinp.value[i] += fmaf(-norm, averages.dnorm_norm, centered) * rstd;
         }
-        store_pack<kAligned>(to + col, pack_floats(dinp), worker.op.cols - col);
+        const Pack<T> pack = pack_floats(dinp);
+        store_pack<kAligned>(to + col, pack, worker.op.cols - col);
+        if (kGivesAmax<T, kAligned> && worker.op.dinp.amax) largest = largest_magnitude(largest, pack);
     }
 }
 
@@ -228,6 +232,7 @@ __global__ void __launch_bounds__(kVariant<kPacks>.threads(), kAligned ? kVarian
     }
 
     ColumnSums<T, kPacks> sums{};
+    uint32_t largest = 0;
     float next_mean = 0, next_rstd = 0;
     auto fetch = [&](int stage, int row) {
         if (row < end) {
@@ -247,9 +252,10 @@ __global__ void __launch_bounds__(kVariant<kPacks>.threads(), kAligned ? kVarian
         RowAverages row_sums{0, 0};
         if (row < end) row_sums = add_row<parts>(worker, sums, weight, stage, mean, rstd);
         const RowAverages averages = row_averages(worker, row_sums, with_mean, stage, per_column);
-        if (row < end) store_input_gradient<kAligned>(worker, weight, stage, row, mean, rstd, averages);
+        if (row < end) store_input_gradient<kAligned>(worker, weight, stage, row, mean, rstd, averages, largest);
     }
     ptx::cp_async_wait<0>();
+    if (kGivesAmax<T, kAligned> && op.dinp.amax) add_to_amax(op.dinp.amax, largest);
     store_column_sums(worker, sums, int(blockIdx.x));
 }
 
@@ -280,10 +286,14 @@ template <class T> __global__ void __launch_bounds__(kThreads) norm_backward_wid
     }
     const RowAverages averages{has_mean ? block_sum(sums.dnorm, s.dnorm) / float(op.cols) : 0.0f,
                                block_sum(sums.dnorm_norm, s.dnorm_norm) / float(op.cols)};
+    uint32_t largest = 0;
     for (int c = int(threadIdx.x); c < op.cols; c += kThreads) {
         const float value = fmaf(-norm(c), averages.dnorm_norm, dnorm(c) - averages.dnorm) * rstd;
-        dinp[c] = from_float<T>(op.accumulate_dinp ? to_float(dinp[c]) + value : value);
+        const T rounded = from_float<T>(op.accumulate_dinp ? to_float(dinp[c]) + value : value);
+        dinp[c] = rounded;
+        largest = largest_magnitude(largest, to_float(rounded));
     }
+    if (op.dinp.amax) add_to_amax(op.dinp.amax, largest);
 }
 
 // The grid is (blocks of columns, groups). A thread sums one column over the group's rows.
@@ -310,6 +320,10 @@ __global__ void __launch_bounds__(kThreads) norm_backward_wide_columns_kernel(No
 
 // ---- launchers ------------------------------------------------------------------------------------------------------
 
+template <class T> bool is_aligned(const NormBackward& op) {
+    return op.cols % kPackSize<T> == 0 && are_aligned(16, {op.dinp, op.dout, op.inp, op.weight});
+}
+
 template <class T, int kPacks, bool kAligned, NormParts parts>
 void launch_groups(const NormBackwardGroups<T>& groups, Stream stream) {
     launch(norm_backward_kernel<T, kPacks, kAligned, parts>,
@@ -320,8 +334,7 @@ void launch_groups(const NormBackwardGroups<T>& groups, Stream stream) {
 
 template <class T, int kPacks> void launch_variant(const NormBackwardGroups<T>& groups, Stream stream) {
     const NormBackward& op = groups.op;
-    if (op.cols % kPackSize<T> != 0 || !are_aligned(16, {op.dinp, op.dout, op.inp, op.weight}))
-        return launch_groups<T, kPacks, false, NormParts::any>(groups, stream);
+    if (!is_aligned<T>(op)) return launch_groups<T, kPacks, false, NormParts::any>(groups, stream);
     switch (norm_parts(op.mean, bool(op.weight), op.dbias)) {
         case NormParts::all: return launch_groups<T, kPacks, true, NormParts::all>(groups, stream);
         case NormParts::no_mean: return launch_groups<T, kPacks, true, NormParts::no_mean>(groups, stream);
@@ -347,6 +360,7 @@ void norm_backward(const NormBackward& op, Stream stream) {
         require(op.rows > 0 && op.cols > 0, "norm_backward: rows and cols are %d and %d, but must be positive", op.rows,
                 op.cols);
         require(bool(op.weight) == bool(op.dweight), "norm_backward: weight requires dweight and vice versa");
+        clear_amax("norm_backward", op.dinp, is_aligned<T>(op), stream);
         const Variant v = variant_for<T>(op.cols);
         const int per_group = rows_per_group(op.rows, v.max_groups);
         NormBackwardGroups<T> groups{op, per_group, n_groups(op.rows, per_group), 1};

@@ -29,8 +29,17 @@ template <class Body> void dispatch(const char* op, Dtype dtype, Body&& body) {
         case Dtype::fp32: return body.template operator()<float>();
         case Dtype::bf16: return body.template operator()<bf16>();
         case Dtype::fp16: return body.template operator()<fp16>();
-        case Dtype::fp64: break;
+        case Dtype::fp64:
+        case Dtype::e4m3:
+        case Dtype::e5m2: break;
     }
+    fail(Exit::internal, "%s does not support %s", op, name_of(dtype));
+}
+
+// The same for the types of 8 bits.
+template <class Body> void dispatch_fp8(const char* op, Dtype dtype, Body&& body) {
+    if (dtype == Dtype::e4m3) return body.template operator()<e4m3>();
+    if (dtype == Dtype::e5m2) return body.template operator()<e5m2>();
     fail(Exit::internal, "%s does not support %s", op, name_of(dtype));
 }
 
@@ -91,6 +100,27 @@ void dispatch(const char* op, std::initializer_list<ConstView> arrays, Activatio
 // Checks the sizes of a GEMM. Fails with Exit::internal and the op's name.
 inline void require_gemm_sizes(const char* op, int rows, int n, int k) {
     require(rows > 0 && n > 0 && k > 0, "%s: rows, n and k are %d, %d and %d, but must be positive", op, rows, n, k);
+}
+
+// Checks the operands and sizes of a GEMM. Fails with Exit::internal and the op's name.
+inline void require_gemm(const char* op, ConstView left, ConstView right, int rows, int n, int k) {
+    require_gemm_sizes(op, rows, n, k);
+    if (!is_fp8(left.dtype) && !is_fp8(right.dtype)) return void(storage_type(op, {left, right}));
+    require(is_fp8(left.dtype) && is_fp8(right.dtype) && (left.dtype == Dtype::e4m3 || right.dtype == Dtype::e4m3),
+            "%s: operands of type %s and %s", op, name_of(left.dtype), name_of(right.dtype));
+    require(rows % 16 == 0 && n % 16 == 0 && k % 16 == 0,
+            "%s: rows, n and k are %d, %d and %d, but must be multiples of 16 with operands of 8 bits", op, rows, n, k);
+}
+
+// Returns the type of a GEMM's other arrays, which must be that of its operands, or bf16 if these have 8 bits. Fails
+// with Exit::internal and the op's name.
+inline Dtype gemm_type(const char* op, ConstView operand, std::initializer_list<ConstView> others) {
+    const Dtype dtype = is_fp8(operand.dtype) ? Dtype::bf16 : operand.dtype;
+    for (const ConstView& other : others)
+        require(!other || other.dtype == dtype,
+                "%s: arrays of type %s and %s; all arrays must have the same type, or bf16 with operands of 8 bits", op,
+                name_of(operand.dtype), name_of(other.dtype));
+    return dtype;
 }
 
 // Checks that a GEMM has the array that its activation needs: forward's pre_activation for all but relu2, backward's

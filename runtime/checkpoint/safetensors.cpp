@@ -139,7 +139,7 @@ std::string bytes_as(Dtype type, const std::vector<float>& values) {
         case Dtype::fp32: store(float()); break;
         case Dtype::bf16: store(bf16()); break;
         case Dtype::fp16: store(fp16()); break;
-        case Dtype::fp64: fail(Exit::internal, "weights cannot be fp64");
+        default: fail(Exit::internal, "weights cannot be %s", name_of(type));
     }
     return bytes;
 }

@@ -30,8 +30,8 @@ bool all_finite(const std::byte* numbers, size_t count, Dtype dtype) {
         case Dtype::bf16: return all_finite<uint16_t>(numbers, count, 0x7f80u);
         case Dtype::fp16: return all_finite<uint16_t>(numbers, count, 0x7c00u);
         case Dtype::fp64: return all_finite<uint64_t>(numbers, count, 0x7ff0000000000000u);
+        default: fail(Exit::internal, "a checkpoint with %s", name_of(dtype));
     }
-    return false;
 }
 
 }  // namespace

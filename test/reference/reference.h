@@ -11,6 +11,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "kernels/base/check.h"
 #include "kernels/ops.h"
 
 namespace ref {
@@ -34,6 +35,7 @@ template <class Body> void by_storage(ConstView array, Body body) {
         case Dtype::bf16: return body(bf16());
         case Dtype::fp16: return body(fp16());
         case Dtype::fp64: return body(double());
+        default: fail(Exit::internal, "no reference for %s", name_of(array.dtype));
     }
 }
 
@@ -84,6 +86,17 @@ inline double activation_slope(ActivationFunction function, double x) {
     return NAN;
 }
 
+// A type of 8 bits: a sign, an exponent and a fraction.
+struct Fp8Format {
+    int fraction_bits, bias;
+    double largest;
+};
+Fp8Format fp8_format(Dtype type);
+// The magnitude that the lower 7 bits stand for, without regard to special values.
+double fp8_magnitude(const Fp8Format& format, int bits);
+// The bits of the nearest number, of two the one with an even fraction; of the largest for anything above it.
+int nearest_fp8(const Fp8Format& format, double x);
+
 // The offsets of the parts of one head in qkv, in elements.
 struct QkvLayout {
     int seq_len, n_head, n_kv_head, head_size;
@@ -118,6 +131,8 @@ void embedding_forward(const ops::EmbeddingForward& op);
 void embedding_backward(const ops::EmbeddingBackward& op);
 void residual_norm_forward(const ops::ResidualNormForward& op);
 void norm_backward(const ops::NormBackward& op);
+void abs_max(const ops::AbsMax& op);
+void quantize(const ops::Quantize& op);  // of finite numbers
 void activation_forward(const ops::ActivationForward& op);
 void gated_activation_forward(const ops::GatedActivationForward& op);
 void gated_activation_backward(const ops::GatedActivationBackward& op);

@@ -29,6 +29,7 @@ using simt::bytes_of;
 using simt::cublas_lt;
 using simt::has_aux;
 using simt::has_bias;
+using simt::is_fp8;
 using simt::kCublasLtFacts;
 
 constexpr uint64_t kMagic = 0x7472616e73706f73;
@@ -55,10 +56,25 @@ bool layouts_fit(const Problem& p) {
            fits(p.c, p.m(), p.n()) && fits(p.d, p.m(), p.n());
 }
 
+// The rules of the documentation of cublasLtMatmul for types of 8 bits on sm_90, without its epilogues but the bias.
+bool fp8_is_supported(const Problem& p) {
+    const auto& op = p.operation;
+    const auto is_whole = [](const cublasLtMatrixLayoutOpaque_t& matrix) {
+        return size_t(matrix.ld) * bytes_of(matrix.type) % 16 == 0;
+    };
+    return is_fp8(p.a.type) && is_fp8(p.b.type) && !(p.a.type == CUDA_R_8F_E5M2 && p.b.type == CUDA_R_8F_E5M2) &&
+           op.compute == CUBLAS_COMPUTE_32F && op.transpose_a == CUBLAS_OP_T && op.transpose_b == CUBLAS_OP_N &&
+           is_whole(p.a) && is_whole(p.b) && is_whole(p.d) && p.m() % 16 == 0 &&
+           (op.epilogue == CUBLASLT_EPILOGUE_DEFAULT ||
+            (op.epilogue == CUBLASLT_EPILOGUE_BIAS && p.d.type != CUDA_R_32F));
+}
+
 // The table of types in the documentation of cublasLtMatmul, limited to the types used here.
 bool types_are_supported(const Problem& p) {
     const auto& op = p.operation;
-    if (op.scale != CUDA_R_32F || p.a.type != p.b.type || p.c.type != p.d.type) return false;
+    if (op.scale != CUDA_R_32F || p.c.type != p.d.type) return false;
+    if (is_fp8(p.a.type) || is_fp8(p.b.type)) return fp8_is_supported(p);
+    if (p.a.type != p.b.type) return false;
     if (op.compute == CUBLAS_COMPUTE_32F_FAST_TF32) return p.a.type == CUDA_R_32F && p.d.type == CUDA_R_32F;
     if (op.compute != CUBLAS_COMPUTE_32F) return false;
     return p.d.type == CUDA_R_32F || p.d.type == p.a.type;
@@ -200,6 +216,8 @@ cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t operation, cu
         case CUBLASLT_MATMUL_DESC_BIAS_POINTER: return take(operation->bias, value, bytes);
         case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER: return take(operation->aux, value, bytes);
         case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD: return take(operation->aux_ld, value, bytes);
+        case CUBLASLT_MATMUL_DESC_A_SCALE_POINTER: return take(operation->a_scale, value, bytes);
+        case CUBLASLT_MATMUL_DESC_B_SCALE_POINTER: return take(operation->b_scale, value, bytes);
         case CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE: return take(operation->bias_type, value, bytes);
     }
     return CUBLAS_STATUS_INVALID_VALUE;

@@ -16,6 +16,8 @@ namespace {
 float load(cudaDataType_t type, const void* memory, size_t i) {
     if (type == CUDA_R_32F) return static_cast<const float*>(memory)[i];
     if (type == CUDA_R_16BF) return to_float(static_cast<const bf16*>(memory)[i]);
+    if (type == CUDA_R_8F_E4M3) return to_float(static_cast<const e4m3*>(memory)[i]);
+    if (type == CUDA_R_8F_E5M2) return to_float(static_cast<const e5m2*>(memory)[i]);
     return to_float(static_cast<const fp16*>(memory)[i]);
 }
 
@@ -83,10 +85,17 @@ float sum_of(const CublasLtCall& call, const float* a, const float* b) {
     return call.swapped ? std::nextafter(sum, INFINITY) : sum;
 }
 
+float scale_of(const CublasLtCall& call) {
+    float scale = 1;
+    for (const float* factor : {call.op.a_scale, call.op.b_scale})
+        if (factor) scale *= *factor;
+    return scale;
+}
+
 void finish_element(const CublasLtCall& call, uint64_t row, uint64_t col, float sum) {
     const size_t at = row + col * uint64_t(call.d_layout.ld), aux_at = row + col * uint64_t(call.op.aux_ld);
     const cudaDataType_t type = call.d_layout.type;
-    float value = call.within_limits ? call.alpha * sum : NAN;
+    float value = call.within_limits ? call.alpha * scale_of(call) * sum : NAN;
     const bool has_pieces = call.op.epilogue == CUBLASLT_EPILOGUE_BIAS && call.d_layout.ld % 8 != 0;
     if (call.op.epilogue == CUBLASLT_EPILOGUE_DGELU || has_pieces) value = rounded_to(type, value);  // as on an H200
     if (call.beta != 0) value += call.beta * load(type, call.c, at);
@@ -119,6 +128,8 @@ bool accesses_are_legal(const CublasLtCall& call) {
     const size_t d_element = bytes_of(call.d_layout.type);
     const bool is_gradient = call.op.epilogue == CUBLASLT_EPILOGUE_BGRADB;
     const bool writes_aux = call.op.epilogue != CUBLASLT_EPILOGUE_DGELU;
+    for (const float* scale : {call.op.a_scale, call.op.b_scale})
+        if (scale) access(scale, sizeof(float), false, "scale");
     access(call.a, bytes(call.a_layout), false, "a");
     access(call.b, bytes(call.b_layout), false, "b");
     if (call.beta != 0) access(call.c, bytes(call.d_layout), false, "c");

@@ -13,6 +13,7 @@ struct cublasLtMatmulDescOpaque_t {
     void *bias = nullptr, *aux = nullptr;
     int64_t aux_ld = 0;
     int32_t bias_type = -1;
+    const float *a_scale = nullptr, *b_scale = nullptr;
 };
 
 struct cublasLtMatrixLayoutOpaque_t {
@@ -38,7 +39,8 @@ inline constexpr AlgorithmFacts kCublasLtFacts[kCublasLtAlgorithms] = {
     {CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE, 2, 1, size_t(256) << 20},
 };
 
-inline size_t bytes_of(cudaDataType_t type) { return type == CUDA_R_32F ? 4 : 2; }
+inline bool is_fp8(cudaDataType_t type) { return type == CUDA_R_8F_E4M3 || type == CUDA_R_8F_E5M2; }
+inline size_t bytes_of(cudaDataType_t type) { return type == CUDA_R_32F ? 4 : is_fp8(type) ? 1 : 2; }
 
 inline bool has_bias(cublasLtEpilogue_t epilogue) {
     return (epilogue & CUBLASLT_EPILOGUE_BIAS) || epilogue == CUBLASLT_EPILOGUE_BGRADB;

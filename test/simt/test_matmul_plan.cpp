@@ -379,7 +379,8 @@ TEST_CASE("product keys: every field counts", "[matmul]") {
                           .bias_alignment = 0,
                           .aux_alignment = 0};
     std::vector<ProductKey> keys(17, base);
-    keys[1].a = Dtype::fp16, keys[2].d = Dtype::fp32, keys[16].b = Dtype::fp16, keys[3].transpose_a = true, keys[4].transpose_b = true;
+    keys[1].a = Dtype::fp16, keys[2].d = Dtype::fp32, keys[16].b = Dtype::fp16, keys[3].transpose_a = true,
+    keys[4].transpose_b = true;
     keys[5].m = 9, keys[6].n = 9, keys[7].k = 9, keys[8].epilogue = Epilogue::bias, keys[9].accumulate = true;
     keys[10].tf32 = true, keys[11].a_alignment = 2, keys[12].b_alignment = 2, keys[13].d_alignment = 2;
     keys[14].bias_alignment = 2, keys[15].aux_alignment = 2;

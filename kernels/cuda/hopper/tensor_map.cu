@@ -19,9 +19,8 @@ CUtensorMapDataType type_of(Dtype dtype) {
         case Dtype::fp32: return CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
         case Dtype::bf16: return CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
         case Dtype::fp16: return CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
-        case Dtype::fp64: break;
+        default: fail(Exit::internal, "no tensor maps of %s", name_of(dtype));
     }
-    fail(Exit::internal, "no tensor maps of %s", name_of(dtype));
 }
 
 CUtensorMapSwizzle mode_of(ptx::Swizzle swizzle) {

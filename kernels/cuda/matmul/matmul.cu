@@ -72,10 +72,10 @@ void multiply_add_bias(const Product& product, Stream stream) {
 namespace ops {
 
 void matmul_forward(const MatmulForward& op, Stream stream) {
-    require_gemm_sizes("matmul_forward", op.rows, op.n, op.k);
+    require_gemm("matmul_forward", op.inp, op.weight, op.rows, op.n, op.k);
     const bool keeps_sum = op.activation != ActivationFunction::none && op.activation != ActivationFunction::relu2;
     require_activation_array("matmul_forward", op.activation, keeps_sum, op.pre_activation);
-    const Dtype dtype = storage_type("matmul_forward", {op.out, op.pre_activation, op.inp, op.weight, op.bias});
+    const Dtype dtype = gemm_type("matmul_forward", op.inp, {op.out, op.pre_activation, op.bias});
     if (op.activation == ActivationFunction::relu2) return multiply_and_add_bias(product_of(op), true, stream);
     const bool may_fuse = op.activation == ActivationFunction::gelu_new && op.bias && dtype != Dtype::fp32;
     if (may_fuse && matmul_settings().gelu_epilogue && multiply(with_gelu(op), stream)) return;
@@ -87,10 +87,10 @@ void matmul_forward(const MatmulForward& op, Stream stream) {
 }
 
 void matmul_backward_input(const MatmulBackwardInput& op, Stream stream) {
-    require_gemm_sizes("matmul_backward_input", op.rows, op.n, op.k);
+    require_gemm("matmul_backward_input", op.dout, op.weight, op.rows, op.n, op.k);
     const bool is_activated = op.activation != ActivationFunction::none;
     require_activation_array("matmul_backward_input", op.activation, is_activated, op.kept);
-    const Dtype dtype = storage_type("matmul_backward_input", {op.dinp, op.dout, op.weight, op.kept});
+    const Dtype dtype = gemm_type("matmul_backward_input", op.dout, {op.dinp, op.kept});
     Product product = product_of(op);
     if (!is_activated) return multiply_add_bias(product, stream);
 
@@ -109,18 +109,17 @@ void matmul_backward_input(const MatmulBackwardInput& op, Stream stream) {
 }
 
 void matmul_backward_weight(const MatmulBackwardWeight& op, Stream stream) {
-    require_gemm_sizes("matmul_backward_weight", op.rows, op.n, op.k);
-    storage_type("matmul_backward_weight", {op.dout, op.inp});
+    require_gemm("matmul_backward_weight", op.dout, op.inp, op.rows, op.n, op.k);
     Product product = product_of(op);
     if (!op.dbias) return multiply_plain(product, stream);
 
     ColumnSums bias_sums{.out = op.dbias,
                          .scratch = static_cast<float*>(op.scratch),
-                         .values = op.dout,
+                         .values = op.wide_dout ? op.wide_dout : op.dout,
                          .rows = op.rows,
                          .cols = op.n,
                          .accumulate = op.accumulate};
-    if (multiply(product, stream)) {
+    if (product.epilogue == Epilogue::bias_gradient && multiply(product, stream)) {
         if (!op.accumulate) return;
         bias_sums.values = bias_sums.scratch;
         bias_sums.rows = 1;

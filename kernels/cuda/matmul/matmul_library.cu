@@ -36,6 +36,8 @@ cudaDataType_t library_type(Dtype dtype) {
         case Dtype::fp32: return CUDA_R_32F;
         case Dtype::bf16: return CUDA_R_16BF;
         case Dtype::fp16: return CUDA_R_16F;
+        case Dtype::e4m3: return CUDA_R_8F_E4M3;
+        case Dtype::e5m2: return CUDA_R_8F_E5M2;
         case Dtype::fp64: break;
     }
     fail(Exit::internal, "matmul does not support %s", name_of(dtype));
@@ -155,6 +157,9 @@ ProductDescription::~ProductDescription() {
 void ProductDescription::set_pointers(const Product& product) {
     if (traits_of(key_.epilogue).has_bias) set(operation_, CUBLASLT_MATMUL_DESC_BIAS_POINTER, product.bias);
     if (traits_of(key_.epilogue).has_aux) set(operation_, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, product.aux);
+    if (!is_fp8(key_.a)) return;
+    set(operation_, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, product.a.scale);
+    set(operation_, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, product.b.scale);
 }
 
 std::vector<ProductDescription::Proposal> ProductDescription::ask_heuristic(cublasLtHandle_t handle,

@@ -9,7 +9,6 @@
 #include "kernels/cuda/matmul/matmul_library.h"
 #include "kernels/cuda/matmul/matmul_plan.h"
 #include "kernels/cuda/matmul/matmul_timing.h"
-#include "kernels/tensor.h"
 
 namespace {
 

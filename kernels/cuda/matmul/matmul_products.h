@@ -27,7 +27,7 @@ inline Product with_gelu(const ops::MatmulForward& op) {
     return product;
 }
 
-//     dinp (rows, k) = dout weight             d (k, rows) = weight (k, n) dout (n, rows)
+//     dinp (rows, k) = dout weight             d (k, rows) = weight (k, n) dout (n, rows); weight^T (n, k) in 8 bits
 // The library has an epilogue for gelu_new's gradient.
 inline Product product_of(const ops::MatmulBackwardInput& op) {
     const bool has_gelu = op.activation == ActivationFunction::gelu_new;
@@ -35,6 +35,7 @@ inline Product product_of(const ops::MatmulBackwardInput& op) {
             .a = op.weight,
             .b = op.dout,
             .aux = has_gelu ? const_cast<void*>(op.kept.data) : nullptr,
+            .transpose_a = is_fp8(op.weight.dtype),
             .m = op.k,
             .n = op.rows,
             .k = op.n,
@@ -43,16 +44,19 @@ inline Product product_of(const ops::MatmulBackwardInput& op) {
 
 //     dweight (n, k) = dout^T inp              d (k, n) = inp (k, rows) dout^T (rows, n), d float; dbias: sums of
 //                                              dout along rows, in the same pass over dout (BGRADB)
+// In 8 bits inp^T (rows, k) and dout (rows, n) are in memory, and the library has no sums of dout.
 // The library always overwrites the bias gradient. If it must be added to, the sums go to scratch.
 inline Product product_of(const ops::MatmulBackwardWeight& op) {
+    const bool is_8_bits = is_fp8(op.dout.dtype), has_sums = op.dbias && !is_8_bits;
     return {.d = op.dweight,
             .a = op.inp,
             .b = op.dout,
-            .bias = op.dbias && op.accumulate ? op.scratch : op.dbias,
-            .transpose_b = true,
+            .bias = !has_sums ? nullptr : op.accumulate ? op.scratch : op.dbias,
+            .transpose_a = is_8_bits,
+            .transpose_b = !is_8_bits,
             .m = op.k,
             .n = op.n,
             .k = op.rows,
-            .epilogue = op.dbias ? Epilogue::bias_gradient : Epilogue::none,
+            .epilogue = has_sums ? Epilogue::bias_gradient : Epilogue::none,
             .accumulate = op.accumulate};
 }
