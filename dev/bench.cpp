@@ -76,10 +76,11 @@ public:
             return;
         }
         report_.json()["results"] = Json::array();
-        for (const Workload& work : chosen())
+        for (Workload work : chosen())
             for (const std::string& precision : precisions) {
+                work.fp8 = precision == "fp8";
                 if (precision == "fp32") measure<float>(work);
-                if (precision == "bf16") measure<bf16>(work);
+                if (precision == "bf16" || work.fp8) measure<bf16>(work);
                 if (precision == "fp16") measure<fp16>(work);
             }
     }
@@ -124,20 +125,21 @@ private:
 
     template <class T> void measure(Workload work) {
         const Dtype precision = dtype_of<T>;
+        const char* const name = work.fp8 ? "fp8" : name_of(precision);
         const int wanted = work.batch;
         work.batch = batch_that_fits(work, precision);
         if (work.batch < wanted)
-            std::printf("\n%s, %s: memory for %d of %d sequences\n", work.name.c_str(), name_of(precision), work.batch,
+            std::printf("\n%s, %s: memory for %d of %d sequences\n", work.name.c_str(), name, work.batch,
                         wanted);
         if (work.batch == 0) return;
 
         if (on_gpu_ && !settings_.steps_only) need_roofs(precision);
         const size_t planned = planned_bytes(options_of(work, precision));
-        std::printf("\n%s, %s, %d rows of logits at a time, %.1f MiB planned\n", work.title().c_str(),
-                    name_of(precision), work.rows_of_head(), double(planned) / 0x1p20);
+        std::printf("\n%s, %s, %d rows of logits at a time, %.1f MiB planned\n", work.title().c_str(), name,
+                    work.rows_of_head(), double(planned) / 0x1p20);
         report_.json()["results"].push_back({{"workload", work.key},
                                              {"name", work.title()},
-                                             {"precision", name_of(precision)},
+                                             {"precision", name},
                                              {"batch", work.batch},
                                              {"seq_len", work.seq_len},
                                              {"head_rows", work.rows_of_head()},
@@ -294,8 +296,8 @@ static std::vector<std::string> checked_kernels() {
 int main(int argc, char** argv) {
     Settings settings;
     CLI::App app("Times the ops of a training step, and the whole step.");
-    app.add_option("PRECISION", settings.precisions, "fp32, bf16, fp16 (default on CPU: fp32 bf16; on GPU: bf16)")
-        ->check(CLI::IsMember({"fp32", "bf16", "fp16"}));
+    app.add_option("PRECISION", settings.precisions, "fp32, bf16, fp16, fp8 (default on CPU: fp32 bf16; on GPU: bf16)")
+        ->check(CLI::IsMember({"fp32", "bf16", "fp16", "fp8"}));
     app.add_option("--workload", settings.workloads, "124M, 350M, 774M, 1558M (GPU), small-4, small-8 (CPU), tiny")
         ->allow_extra_args(false);
     app.add_option("--json", settings.json, "JSON file for the figures, rewritten after each");

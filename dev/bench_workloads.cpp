@@ -67,7 +67,7 @@ GptOptions options_of(const Workload& work, Dtype precision) {
     GptOptions options;
     options.shape = work.shape;
     options.batch = work.batch, options.seq_len = work.seq_len;
-    options.precision = precision;
+    options.precision = precision, options.fp8 = work.fp8;
     options.head_rows = work.rows_of_head();
     return options;
 }

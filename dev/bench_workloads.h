@@ -12,10 +12,11 @@ struct Workload {
     GptShape shape;
     int batch, seq_len;
     int head_rows = 0;  // as train.head_rows; 0: the trainer's default for the batch
+    bool fp8 = false;   // as train.precision "fp8"
 
     int tokens() const { return batch * seq_len; }
-    // The cases of single ops are those of GPT-2, with other parts as variants. Other models have only the step.
-    bool has_op_cases() const { return shape.has_positions(); }
+    // The cases of single ops are those of GPT-2 with other parts as variants. Other models and FP8 have only the step.
+    bool has_op_cases() const { return shape.has_positions() && !fp8; }
     int rows_of_head() const;  // rows of logits at a time, at most tokens()
     std::string title() const;
 };

@@ -25,6 +25,7 @@ from pathlib import Path
 import arch_faults
 import attention_faults
 import chunk_faults
+import fp8_faults
 import gpu_faults
 import grid_faults
 import host_faults
@@ -41,7 +42,7 @@ import tokenizer_faults
 FAULTS = (kernel_faults.FAULTS + attention_faults.FAULTS + chunk_faults.FAULTS + segment_faults.FAULTS +
           model_faults.FAULTS + optimizer_faults.FAULTS + rank_faults.FAULTS + grid_faults.FAULTS +
           pipeline_faults.FAULTS + tokenizer_faults.FAULTS + host_faults.FAULTS + gpu_faults.FAULTS +
-          arch_faults.FAULTS + sm90_faults_forward.FAULTS + sm90_faults_backward.FAULTS)
+          arch_faults.FAULTS + fp8_faults.FAULTS + sm90_faults_forward.FAULTS + sm90_faults_backward.FAULTS)
 ROOT = Path(__file__).resolve().parents[1]
 MODES = [("default order", "test_simt", []), ("seed 1", "test_simt", ["--seed", "1"]),
          ("seed 2", "test_simt", ["--seed", "2"]), ("seed 3", "test_simt", ["--seed", "3"]),
@@ -72,7 +73,7 @@ def named_witness(text):
     """The same for "test_cpu: NAMES", "test_simt: NAMES --OPTION N", "ptx_text", "exchange: NAMES", "program: NAMES",
     "simulated: NAMES", "faults: NAMES"."""
     kind, _, names = text.partition(": ")
-    if kind in ("test_cpu", "test_simt"):
+    if kind in ("test_cpu", "test_simt", "test_simt_asan", "test_simt_tsan"):
         names, *options = names.split(" --")
         return text, [kind], [f"build/{kind}", names, *" ".join(f"--{option}" for option in options).split()]
     if kind == "ptx_text":

@@ -7,6 +7,8 @@
 #include <cstring>
 #include <variant>
 
+#include "kernels/base/check.h"
+#include "model/fp8.h"
 #include "model/tensors.h"
 
 namespace {
@@ -60,11 +62,15 @@ struct ActivationRow {
     Storage storage;
     Recompute recomputed_from;
     std::variant<Activation& (*)(GptActivations&), Activation& (*)(BlockActivations&)> place;  // second: per layer
-    bool is_shared = false;    // among all layers and micro-steps at every level: only the next op reads it
-    bool is_deferred = false;  // kept between two passes of a micro-step's backward pass, if it has two
+    unsigned is = 0;
 
     bool per_layer() const { return place.index() == 1; }
 };
+
+// ActivationRow::is
+constexpr unsigned kShared = 1;    // among all layers and micro-steps at every level: only the next op reads it
+constexpr unsigned kDeferred = 2;  // kept between two passes of a micro-step's backward pass, if it has two
+constexpr unsigned kOperand = 4;   // of linear layers; the ops that compute it give its amax
 
 // For activations that are kept at every level.
 constexpr Recompute kNever = Recompute::automatic;
@@ -84,38 +90,40 @@ const std::vector<ActivationRow>& activation_table() {
         {"norm_e_mean", kept, &S::per_embedding_mean, statistic, kNever, [](G& g) -> A& { return g.norm_e.mean; }},
         {"norm_e_rstd", kept, &S::per_embedding_rstd, statistic, kNever, [](G& g) -> A& { return g.norm_e.rstd; }},
         {"residual", kept, &S::per_channel, residual, kNever, [](B& b) -> A& { return b.residual; }},
-        {"norm1", kept, &S::per_channel, branch, R::norm, [](B& b) -> A& { return b.norm1.out; }},
+        {"norm1", kept, &S::per_channel, branch, R::norm, [](B& b) -> A& { return b.norm1.out; }, kOperand},
         {"norm1_mean", kept, &S::per_mean, statistic, R::block, [](B& b) -> A& { return b.norm1.mean; }},
         {"norm1_rstd", kept, &S::per_row, statistic, R::block, [](B& b) -> A& { return b.norm1.rstd; }},
         {"qkv", kept, &S::per_qkv, branch, R::block, [](B& b) -> A& { return b.qkv; }},
         {"qk_raw", kept, &S::per_raw, branch, R::block, [](B& b) -> A& { return b.attn.raw; }},
         {"qk_rstd", kept, &S::per_normed_head, statistic, R::block, [](B& b) -> A& { return b.attn.rstd; }},
-        {"attn", kept, &S::per_attention, branch, R::block, [](B& b) -> A& { return b.attn.out; }},
+        {"attn", kept, &S::per_attention, branch, R::block, [](B& b) -> A& { return b.attn.out; }, kOperand},
         {"attn_lse", kept, &S::per_head, statistic, R::block, [](B& b) -> A& { return b.attn.lse; }},
         {"residual_mid", kept, &S::per_channel, residual, R::block, [](B& b) -> A& { return b.residual_mid; }},
-        {"norm2", kept, &S::per_channel, branch, R::norm, [](B& b) -> A& { return b.norm2.out; }},
+        {"norm2", kept, &S::per_channel, branch, R::norm, [](B& b) -> A& { return b.norm2.out; }, kOperand},
         {"norm2_mean", kept, &S::per_mean, statistic, R::block, [](B& b) -> A& { return b.norm2.mean; }},
         {"norm2_rstd", kept, &S::per_row, statistic, R::block, [](B& b) -> A& { return b.norm2.rstd; }},
         {"fc", kept, &S::per_fc, branch, R::block, [](B& b) -> A& { return b.mlp.fc; }},
-        {"fc_act", kept, &S::per_hidden, branch, R::gelu, [](B& b) -> A& { return b.mlp.act; }},
-        {"fc_relu2", kept, &S::per_relu2, branch, R::block, [](B& b) -> A& { return b.mlp.act; }},
+        {"fc_act", kept, &S::per_hidden, branch, R::gelu, [](B& b) -> A& { return b.mlp.act; }, kOperand},
+        {"fc_relu2", kept, &S::per_relu2, branch, R::block, [](B& b) -> A& { return b.mlp.act; }, kOperand},
         {"residual_f", kept, &S::per_output, residual, kNever, [](G& g) -> A& { return g.residual_f; }},
         {"norm_f", kept, &S::per_output, branch, kNever, [](G& g) -> A& { return g.norm_f.out; }},
         {"norm_f_mean", kept, &S::per_output_mean, statistic, kNever, [](G& g) -> A& { return g.norm_f.mean; }},
         {"norm_f_rstd", kept, &S::per_output_rstd, statistic, kNever, [](G& g) -> A& { return g.norm_f.rstd; }},
-        {"branch", kept, &S::per_channel, branch, R::block, [](B& b) -> A& { return b.attn_proj; }, true},
-        {"branch", kept, &S::per_channel, branch, kNever, [](B& b) -> A& { return b.mlp.out; }, true},
-        {"gathered", kept, &S::per_gathered, branch, kNever, [](G& g) -> A& { return g.gathered; }, true},
-        {"loss", kept, &S::per_loss, statistic, kNever, [](G& g) -> A& { return g.loss; }, true},
-        {"logits", "logits", &S::per_logit, branch, kNever, [](G& g) -> A& { return g.logits; }, true},
-        {"terms", kBackward, &S::per_term, branch, kNever, [](G& g) -> A& { return g.terms; }, true},
-        {"dresidual", kBackward, &S::per_channel, residual, kNever, [](G& g) -> A& { return g.dresidual; }, true},
-        {"dbranch", kBackward, &S::per_branch, branch, kNever, [](G& g) -> A& { return g.dbranch; }, true},
-        {"dwide", kBackward, &S::per_wide, branch, kNever, [](G& g) -> A& { return g.dwide; }, true},
-        {"dmlp", kBackward, &S::per_channel, branch, kNever, [](B& b) -> A& { return b.dmlp; }, false, true},
-        {"dfc", kBackward, &S::per_fc_gradient, branch, kNever, [](B& b) -> A& { return b.dfc; }, false, true},
-        {"dattn", kBackward, &S::per_channel, branch, kNever, [](B& b) -> A& { return b.dattn; }, false, true},
-        {"dqkv", kBackward, &S::per_qkv, branch, kNever, [](B& b) -> A& { return b.dqkv; }, false, true},
+        {"branch", kept, &S::per_channel, branch, R::block, [](B& b) -> A& { return b.attn_proj; }, kShared},
+        {"branch", kept, &S::per_channel, branch, kNever, [](B& b) -> A& { return b.mlp.out; }, kShared},
+        {"gathered", kept, &S::per_gathered, branch, kNever, [](G& g) -> A& { return g.gathered; }, kShared},
+        {"loss", kept, &S::per_loss, statistic, kNever, [](G& g) -> A& { return g.loss; }, kShared},
+        {"logits", "logits", &S::per_logit, branch, kNever, [](G& g) -> A& { return g.logits; }, kShared},
+        {"terms", kBackward, &S::per_term, branch, kNever, [](G& g) -> A& { return g.terms; }, kShared},
+        {"dresidual", kBackward, &S::per_channel, residual, kNever, [](G& g) -> A& { return g.dresidual; },
+         kShared | kOperand},
+        {"dbranch", kBackward, &S::per_branch, branch, kNever, [](G& g) -> A& { return g.dbranch; },
+         kShared | kOperand},
+        {"dwide", kBackward, &S::per_wide, branch, kNever, [](G& g) -> A& { return g.dwide; }, kShared | kOperand},
+        {"dmlp", kBackward, &S::per_channel, branch, kNever, [](B& b) -> A& { return b.dmlp; }, kDeferred},
+        {"dfc", kBackward, &S::per_fc_gradient, branch, kNever, [](B& b) -> A& { return b.dfc; }, kDeferred},
+        {"dattn", kBackward, &S::per_channel, branch, kNever, [](B& b) -> A& { return b.dattn; }, kDeferred},
+        {"dqkv", kBackward, &S::per_qkv, branch, kNever, [](B& b) -> A& { return b.dqkv; }, kDeferred},
     };
     return table;
 }
@@ -175,22 +183,27 @@ std::vector<GptActivations> place_activations(const GptOptions& options, Arena& 
     const std::vector<int> deferred(in_flight.size(), micro_steps_deferred(options));
     std::vector<GptActivations> slots(size_t(std::ranges::max(in_flight)), empty);
 
+    const bool has_amax = keeps_amax(options);
     const char* name = "";
     View buffer;
     for (const ActivationRow& row : activation_table()) {
         if (row.category == kBackward && !options.training) continue;
         const bool is_recomputed = options.recompute >= row.recomputed_from;
-        const bool is_shared = row.is_shared || is_recomputed || !options.training;
+        const bool is_shared = row.is & kShared || is_recomputed || !options.training;
         const size_t count = round_up((sizes.*row.count)(), kTensorAlignment);
-        const std::vector<Activation*> places = places_of(row, ranges, row.is_deferred ? deferred : in_flight, slots);
+        const std::vector<Activation*> places =
+            places_of(row, ranges, row.is & kDeferred ? deferred : in_flight, slots);
         if (count == 0 || places.empty()) continue;
         // The residual stream and the branches currently have the same type.
         const Dtype dtype = row.storage == Storage::statistic ? Dtype::fp32 : options.precision;
-        if (std::strcmp(row.name, name) != 0)
-            buffer = arena.take(row.category, row.name, count * (is_shared ? 1 : places.size()), dtype);
+        const size_t arrays = is_shared ? 1 : places.size();
+        if (std::strcmp(row.name, name) != 0) buffer = arena.take(row.category, row.name, count * arrays, dtype);
         name = row.name;
+        float* amax = nullptr;
+        if (has_amax && row.is & kOperand) amax = arena.take<float>(kFp8Operands, format("%s_amax", name), arrays);
         for (size_t i = 0; i < places.size(); i++) {
             places[i]->view = buffer && !is_shared ? buffer.from(i * count) : buffer;
+            places[i]->view.amax = amax && !is_shared ? amax + i : amax;
             places[i]->is_kept = !is_recomputed;
         }
     }

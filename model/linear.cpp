@@ -5,6 +5,7 @@
 #include "kernels/comm.h"
 #include "kernels/op_stream.h"
 #include "model/activations.h"
+#include "model/fp8.h"
 #include "model/layers.h"
 #include "model/tensors.h"
 
@@ -91,11 +92,16 @@ static View term_at(const LayerContext& x, View terms, int number) {
 void linear_forward(const LayerContext& x, const LayerWeights& w, ConstView inp, const Activation& out,
                     const LinearActivation& activation) {
     if (x.has(out)) return;
+    ConstView weight = w.weight.value;
+    if (x.fp8) {
+        inp = fp8_rows(x, x.fp8->input, inp, x.rows, w.weight.cols);
+        weight = fp8_rows(x, x.fp8->weight, weight, w.weight.rows, w.weight.cols);
+    }
     run(x.stream, ops::matmul_forward,
         {.out = out.view,
          .pre_activation = activation.function == ActivationFunction::relu2 ? nullptr : activation.kept,
          .inp = inp,
-         .weight = w.weight.value,
+         .weight = weight,
          .bias = w.bias.value,
          .rows = x.rows,
          .n = w.weight.rows,
@@ -119,36 +125,52 @@ void add_term(const LayerContext& x, float* out, int number, size_t count, size_
             {.out = level_of(x, out, level - 1, element), .inp = level_of(x, out, level, element), .count = count});
 }
 
-void linear_backward_weight(const LayerContext& x, const LayerWeights& w, ConstView inp, ConstView dout) {
+// keeps_rows: x.fp8->gradient also has the gradient by rows afterwards.
+static void linear_backward_weight(const LayerContext& x, const LayerWeights& w, ConstView inp, ConstView dout,
+                                   bool keeps_rows) {
     const size_t n = size_t(w.weight.rows), k = size_t(w.weight.cols), bias = x.terms.element + n * k;
     for (int number = 0; number < x.segments; number++) {
         const size_t row = x.segment_row(number);
         // A second term is added to the first one by its GEMM, with the same bits as by add_term().
         const bool joins = (x.terms.first + number) % 2 == 1 && x.terms.is_complete && !x.accumulate;
         const int term = x.terms.first + number - joins;
-        run(x.stream, ops::matmul_backward_weight,
-            {.dweight = term_of(x, w.weight.grad, term, x.terms.element),
-             .dbias = term_of(x, w.bias.grad, term, bias),
-             .scratch = x.scratch,
-             .dout = dout.from(row * n),
-             .inp = inp.from(row * k),
-             .rows = x.rows / x.segments,
-             .n = w.weight.rows,
-             .k = w.weight.cols,
-             .accumulate = x.accumulate || joins},
-            {w.weight.name});
+        ops::MatmulBackwardWeight op{.dweight = term_of(x, w.weight.grad, term, x.terms.element),
+                                     .dbias = term_of(x, w.bias.grad, term, bias),
+                                     .scratch = x.scratch,
+                                     .dout = dout.from(row * n),
+                                     .inp = inp.from(row * k),
+                                     .rows = x.rows / x.segments,
+                                     .n = w.weight.rows,
+                                     .k = w.weight.cols,
+                                     .accumulate = x.accumulate || joins};
+        if (x.fp8) {
+            op.wide_dout = op.dout;
+            op.dout = fp8_columns(x, x.fp8->gradient, op.dout, op.rows, op.n, keeps_rows);
+            op.inp = fp8_columns(x, x.fp8->input, op.inp, op.rows, op.k);
+        }
+        run(x.stream, ops::matmul_backward_weight, op, {w.weight.name});
         if (!x.terms.is_complete) continue;
         add_term(x, w.weight.grad, joins ? term / 2 : term, n * k, x.terms.element);
         add_term(x, w.bias.grad, joins ? term / 2 : term, n, bias);
     }
 }
 
+void linear_backward_weight(const LayerContext& x, const LayerWeights& w, ConstView inp, ConstView dout) {
+    linear_backward_weight(x, w, inp, dout, false);
+}
+
+// With x.fp8, dout may be by rows in 8 bits.
 static void linear_backward_input(const LayerContext& x, const LayerWeights& w, ConstView dout, View dinp,
                                   const LinearActivation& activation = {}) {
+    ConstView weight = w.weight.value;
+    if (x.fp8) {
+        if (!is_fp8(dout.dtype)) dout = fp8_rows(x, x.fp8->gradient, dout, x.rows, w.weight.rows);
+        weight = fp8_columns(x, x.fp8->weight, weight, w.weight.rows, w.weight.cols);
+    }
     run(x.stream, ops::matmul_backward_input,
         {.dinp = dinp,
          .dout = dout,
-         .weight = w.weight.value,
+         .weight = weight,
          .kept = activation.kept,
          .rows = x.rows,
          .n = w.weight.rows,
@@ -159,8 +181,9 @@ static void linear_backward_input(const LayerContext& x, const LayerWeights& w, 
 
 void linear_backward(const LayerContext& x, const LayerWeights& w, ConstView inp, ConstView dout, View dinp,
                      const LinearActivation& activation) {
-    if (!x.defers_weights) linear_backward_weight(x, w, inp, dout);
-    linear_backward_input(x, w, dout, dinp, activation);
+    const bool in_one_pass = x.fp8 && !x.defers_weights && x.segments == 1;
+    if (!x.defers_weights) linear_backward_weight(x, w, inp, dout, in_one_pass);
+    linear_backward_input(x, w, in_one_pass ? ConstView(x.fp8->gradient.rows) : dout, dinp, activation);
 }
 
 void column_parallel_forward(const LayerContext& x, const LayerWeights& w, ConstView inp, const Activation& out,
@@ -312,6 +335,7 @@ void qkv_forward(const LayerContext& x, const LayerWeights& w, ConstView inp, co
 }
 
 void qkv_backward(const LayerContext& x, const LayerWeights& w, ConstView inp, View dqkv, View dinp) {
+    find_amax(x, dqkv, size_t(x.rows) * size_t(x.shape->qkv_channels()));
     if (x.shape->kv_head_parts > 1) {
         const Comm& comm = x.group->kv_head;
         const SharedHead head{x, {dqkv, x.shape->qkv_channels()}};

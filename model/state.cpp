@@ -1,5 +1,6 @@
 // The memory layout of a rank: computed without memory for the plan, then again over the allocation.
 #include "model/state.h"
+#include "model/fp8.h"
 
 #include <algorithm>
 #include <bit>
@@ -353,6 +354,7 @@ GptState place_state(const GptOptions& options, Arena& arena) {
     place_group(s, arena);
     place_ring(s, arena);
     place_vectors(s, arena);
+    s.fp8 = place_fp8(options, s.layout.shape, arena);
 
     place_inputs(s, arena);
     place_channels(s, arena);

@@ -13,6 +13,7 @@
 #include "model/arena.h"        // IWYU pragma: export
 #include "model/factors.h"      // IWYU pragma: export
 #include "model/gpt.h"          // IWYU pragma: export
+#include "model/fp8.h"
 #include "model/layers.h"
 #include "model/matrices.h"  // IWYU pragma: export
 #include "model/schedule.h"
@@ -75,6 +76,7 @@ struct GptState {
     TensorLayout layout;
     GridComm comms = comm_single();
     TensorParallelGroup group;  // comms.tensor and its buffers
+    Fp8Buffers fp8;
     AttentionRing ring;         // comms.context and its buffers
     OpStream stream;
     DeviceBuffer memory;  // the single allocation of all device arrays

@@ -57,7 +57,8 @@ FLAGS = {"_queued": "--no-graphs", "_tuned": "--tune", "_portable": "--portable"
 def bench(place, stage, seconds):
     """Measures every op, or the whole step, of a workload."""
     figures, measured = place.figures(stage), place.work / "roofs.json"
-    command = [place.program("bench_cuda"), "bf16", "--workload", stage.workload, "--json", figures]
+    precision = "fp8" if stage.name.endswith("_fp8") else "bf16"
+    command = [place.program("bench_cuda"), precision, "--workload", stage.workload, "--json", figures]
     command += [flag for end, flag in FLAGS.items() if stage.name.endswith(end)]
     if stage.name.startswith("step_"):
         return [*command, "--steps-only", "--batch", str(stage.batch)]
@@ -229,22 +230,23 @@ def measure(workloads):
             Stage("ops", 40, ("test_cuda",), lambda place, stage, _: tests(place, stage, "[ops]"), read_tests),
             Stage("kernels", 10, ("train_gpt",), lambda place, *_: [place.program("train_gpt"), "check-kernels"],
                   read_kernels),
-            Stage("arch", 10, ("test_cuda",), lambda place, stage, _: tests(place, stage, "[arch]"), read_tests),
+            Stage("arch", 8, ("test_cuda",), lambda place, stage, _: tests(place, stage, "[arch]"), read_tests),
             *stages("ops", 25, "bench_cuda", bench, read_ops),
             *steps(20, first),
             *stages("matmul", 25, "bench_matmul_cuda", matmul, read_matmul),
             *steps(30, rest),
-            *stages("ncu", 50, "bench_cuda", profiled_ops, read_ncu),
-            *stages("trainer", 32, "train_gpt", trainer, read_trainer,
+            *stages("ncu", 44, "bench_cuda", profiled_ops, read_ncu),
+            *stages("trainer", 31, "train_gpt", trainer, read_trainer,
                     keys=[key for key in first if WORKLOADS[key].config]),
             *stages("ops", 20, "bench_cuda", bench, read_ops, keys=large),
-            *other_batches(20, first),
-            *steps(17, first, "_tuned"),
+            *other_batches(18, first),
+            *steps(15, first, "_tuned"),
             *steps(12, first, "_portable"),
-            *stages("ops", 20, "bench_cuda", bench, read_ops, end="_portable"),
+            *steps(12, ops_and_products(workloads), "_fp8"),
+            *stages("ops", 15, "bench_cuda", bench, read_ops, end="_portable"),
             *steps(12, first, "_queued"),
-            *stages("matmul", 20, "bench_matmul_cuda", matmul, read_matmul, keys=large),
-            *other_batches(22, rest),
+            *stages("matmul", 18, "bench_matmul_cuda", matmul, read_matmul, keys=large),
+            *other_batches(20, rest),
             *peers("measure", 48, workloads)]
 
 

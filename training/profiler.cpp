@@ -80,14 +80,15 @@ void Profiler::begin_step() {
     if (steps_.last == 0 || step < steps_.first) return;
     if (!run_.trace) {
         const Config& config = run_.config;
+        const Dtype type = compute_type(config.train.precision);
         const std::string device = device_info().name;
         run_.progress.begin("measuring the device's bandwidth and FLOP rate");
         if (const GpuModel* gpu = gpu_of_device(device)) {
-            rates_ = {::peak_flops_per_s(device, config.train.precision, config.device.tf32), gpu->memory_bytes_per_s};
+            rates_ = {::peak_flops_per_s(device, type, config.device.tf32), gpu->memory_bytes_per_s};
             rates_origin_ = format("from the data sheet of %s", gpu->product);
         } else {
             try {
-                rates_ = measure_device_rates(config.train.precision);
+                rates_ = measure_device_rates(type);
                 rates_origin_ = "measured before the first step with square GEMMs and copies of 64 MiB";
             } catch (const Error& error) {
                 rates_origin_ = std::string("unknown: ") + error.what();

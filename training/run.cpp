@@ -11,6 +11,7 @@ DeviceSettings device_settings(const Config& config, Ranks& ranks) {
             .kernels = ranks.kernels().used,
             .tf32 = device.tf32,
             .gelu_epilogue = device.gelu_epilogue,
+            .fp8 = config.train.precision == Precision::fp8,
             .gemm_choices = choices,
             .graphs = device.graphs,
             .debug_sync = device.debug_sync};
@@ -49,7 +50,8 @@ TrainingRun::TrainingRun(const Config& c, Ranks& ranks, Dataset data, std::vecto
       gpt(initial_model(c, ranks, start.checkpoint)),
       log(comm.rank == 0 ? run_log(c, state, lock) : nullptr),
       progress(shown_progress),
-      peak_flops_per_s(comm.size * ::peak_flops_per_s(device_info().name, c.train.precision, c.device.tf32)),
+      peak_flops_per_s(comm.size *
+                       ::peak_flops_per_s(device_info().name, compute_type(c.train.precision), c.device.tf32)),
       length(planned_length(c, train_loader.windows())),
       start_ms(now_ms() - 1000 * state.progress.trained_s),
       background_save(c.run.dir, comm, retention_of(c)),

@@ -89,8 +89,20 @@ constexpr auto names_of(PipelineSchedule) { return std::array{"gpipe", "1f1b", "
 enum class TensorRole : int { matrix, embedding, head, vector };
 constexpr auto names_of(TensorRole) { return std::array{"matrix", "embedding", "head", "vector"}; }
 
-// The types of model tensors, so not fp64.
+// The types of model tensors.
 constexpr auto names_of(Dtype) { return std::array{"fp32", "bf16", "fp16"}; }
+
+// The arithmetic of training. fp8 is bf16, but the operands of the blocks' GEMMs have 8 bits.
+enum class Precision : int { fp32, bf16, fp16, fp8 };
+constexpr auto names_of(Precision) { return std::array{"fp32", "bf16", "fp16", "fp8"}; }
+// The type of activations and compute weights.
+constexpr Dtype compute_type(Precision precision) {
+    return precision == Precision::fp8 ? Dtype::bf16 : Dtype(int(precision));
+}
+
+// The types of 8 bits of gradients.
+enum class Fp8Gradients : int { e5m2, e4m3 };
+constexpr auto names_of(Fp8Gradients) { return std::array{"e5m2", "e4m3"}; }
 
 template <class Choice, class = decltype(names_of(Choice()))> constexpr const char* name_of(Choice choice) {
     return names_of(choice).at(size_t(choice));

@@ -55,7 +55,7 @@ void check_parts(const Config& c, Check& check) {
     check.that(!c.train.may_roll_back() || c.checkpoint.every_steps > 0,
                "train.on_spike or train.on_nonfinite is \"rollback\", but checkpoint.every_steps is 0");
     check_limits(c, check);
-    check.that(c.train.precision != Dtype::fp16 || c.loss_scale.dynamic || c.loss_scale.fixed > 1,
+    check.that(c.train.precision != Precision::fp16 || c.loss_scale.dynamic || c.loss_scale.fixed > 1,
                "train.precision \"fp16\" needs loss_scale.dynamic true or loss_scale.fixed above 1 (is %g): without "
                "a loss scale, small gradients vanish in fp16",
                c.loss_scale.fixed);
@@ -68,8 +68,9 @@ void check_optimizer(const Config& c, Check& check) {
     check.that(c.optim.state_dtype == OptimizerDtype::fp32 || !without,
                "optim.state_dtype is \"bf16\", but the state of %s is always fp32; set it to \"fp32\"",
                name_of(without.value_or(c.optim.name)));
-    check.that(c.optim.master_dtype == OptimizerDtype::fp32 || c.train.precision == Dtype::bf16,
-               "optim.master_dtype \"bf16\" needs train.precision \"bf16\" (is \"%s\")", name_of(c.train.precision));
+    check.that(c.optim.master_dtype == OptimizerDtype::fp32 || compute_type(c.train.precision) == Dtype::bf16,
+               "optim.master_dtype \"bf16\" needs train.precision \"bf16\" or \"fp8\" (is \"%s\")",
+               name_of(c.train.precision));
 }
 
 // Checks that some limit ends the run, and that the schedule and the validations are compatible with it.

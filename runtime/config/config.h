@@ -86,7 +86,8 @@ struct Config {
         int64_t total_batch_tokens = 524288;  // per optimizer step, over all ranks
         Ramp batch_ramp;                      // total_batch_tokens of earlier steps: see batch_tokens()
         Ramp seq_ramp;                        // seq_len of earlier steps: see sequence_length()
-        Dtype precision = Dtype::bf16;
+        Precision precision = Precision::bf16;
+        Fp8Gradients fp8_gradients = Fp8Gradients::e5m2;
         Recompute recompute = Recompute::none;
         int head_rows = 0;  // 0: default_head_rows(), filled in by load_config()
         OnSpike on_spike = OnSpike::warn;

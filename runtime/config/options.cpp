@@ -173,7 +173,10 @@ std::vector<Option> training_options(Config& c) {
          "total_batch_tokens of the first steps: of each part up to its until_step, which is included"},
         {"train.seq_ramp", &c.train.seq_ramp, ramp_of("seq_len", 1 << 24),
          "seq_len of the first steps, as in batch_ramp; must divide train.seq_len, whose sequences are split"},
-        {"train.precision", &c.train.precision, kAnything, "data type of activations and compute weights"},
+        {"train.precision", &c.train.precision, kAnything,
+         "data type of activations and compute weights. fp8: bf16, but the operands of the blocks' GEMMs have 8 bits"},
+        {"train.fp8_gradients", &c.train.fp8_gradients, kAnything,
+         "with train.precision fp8: the type of the gradients among these operands"},
         {"train.recompute", &c.train.recompute, kAnything,
          "activations that the backward pass recomputes to save memory; each level includes the previous ones. auto: "
          "the fastest that fits, none on a CPU",

@@ -5,7 +5,6 @@
 #include <nlohmann/json_fwd.hpp>
 #include <variant>
 
-#include "kernels/numeric.h"
 #include "runtime/config/config.h"
 
 // The allowed values of an option: numbers in [low, high], also as the values of a ramp or the items of a list; any
@@ -28,9 +27,9 @@ enum class Effect { result, none };
 struct Option {
     const char* key;  // "section.name"
     std::variant<bool*, int*, int64_t*, uint64_t*, double*, std::string*, DataParts*, TensorGroups*, Ramp*,
-                 std::vector<int>*, Dtype*, Recompute*, OptimizerKind*, OptimizerDtype*, PipelineSchedule*,
-                 MuonIteration*, MuonScale*, LrSchedule*, AverageKind*, OnSpike*, OnNonFinite*, ModelFamily*,
-                 ActivationFunction*, NormKind*, PositionKind*, RopeScaling*, AttentionBias*, QkNorm*>
+                 std::vector<int>*, Precision*, Fp8Gradients*, Recompute*, OptimizerKind*, OptimizerDtype*,
+                 PipelineSchedule*, MuonIteration*, MuonScale*, LrSchedule*, AverageKind*, OnSpike*, OnNonFinite*,
+                 ModelFamily*, ActivationFunction*, NormKind*, PositionKind*, RopeScaling*, AttentionBias*, QkNorm*>
         value;
     Allowed allowed;
     std::string help;

@@ -36,7 +36,7 @@ struct FamilyReference {
         const std::vector<size_t>& shape = outputs.at("tokens").shape;  // steps, batch, seq_len
         read.train.batch_size = int(shape[1]), read.train.seq_len = int(shape[2]);
         read.train.total_batch_tokens = int64_t(shape[1] * shape[2]);
-        read.train.precision = Dtype::fp32;
+        read.train.precision = Precision::fp32;
         read.train.head_rows = 40;  // less than the number of rows, and not a divisor of it
         check_config(read, path, 1);
         return read;

@@ -4,6 +4,7 @@
 #include <omp.h>
 
 #include <cstring>
+#include <functional>
 #include <random>
 
 #include "model/gpt.h"
@@ -48,11 +49,14 @@ struct NanoRun {
     std::vector<float> state;  // masters and moments at the end
 };
 
-// Trains for `steps` steps of `micros` micro-batches each, always on the same tokens for the same step.
-inline NanoRun train_nano(GptOptions options, int steps, int micros = 1, float loss_scale = 1.0f) {
+// Trains for `steps` steps of `micros` micro-batches each, always on the same tokens for the same step. `change` gets
+// the model before the first one.
+inline NanoRun train_nano(GptOptions options, int steps, int micros = 1, float loss_scale = 1.0f,
+                          const std::function<void(Gpt&)>& change = nullptr) {
     options.micro_steps = micros;
     Gpt gpt(options, comm_single());
     gpt.initialize(42);
+    if (change) change(gpt);
     const size_t BT = size_t(options.batch) * size_t(options.seq_len);
     NanoRun run;
     for (int step = 1; step <= steps; step++) {

@@ -7,6 +7,7 @@
 
 #include "kernels/base/batch.h"
 #include "kernels/device.h"
+#include "model/fp8.h"
 #include "model/huggingface.h"
 #include "model/plan.h"
 #include "model/update.h"
@@ -30,7 +31,9 @@ GptOptions gpt_options(const Config& config, const Grid& grid, int rank) {
     GptOptions options{.shape = config.model,
                        .batch = config.train.batch_size,
                        .seq_len = config.train.seq_len,
-                       .precision = config.train.precision,
+                       .precision = compute_type(config.train.precision),
+                       .fp8 = config.train.precision == Precision::fp8,
+                       .fp8_gradients = config.train.fp8_gradients == Fp8Gradients::e5m2 ? Dtype::e5m2 : Dtype::e4m3,
                        .recompute = level,
                        .optimizer = config.optim,
                        .averages = config.average.kind != AverageKind::none,
@@ -64,6 +67,7 @@ GptOptions gpt_options(const Config& config, const Grid& grid, int rank) {
              unused);
     if (const std::string problem = tensor_parallel_problem(options); !problem.empty())
         fail(Exit::config, "%s", problem);
+    if (const std::string problem = fp8_problem(options); !problem.empty()) fail(Exit::config, "%s", problem);
     if (grid.pipeline > 1) options.pipeline.layers = part_layers(options);
     return options;
 }
@@ -211,7 +215,7 @@ Config config_of_weights(const std::string& path) {
     config.train.batch_size = 1;
     config.train.seq_len = config.model.n_positions;
     config.train.total_batch_tokens = config.model.n_positions;
-    config.train.precision = Dtype::fp32;
+    config.train.precision = Precision::fp32;
     config.train.head_rows = default_head_rows(1, config.model.n_positions);
     config.schedule.warmup_steps = 0;
     config.eval.stride = 0;

@@ -93,7 +93,7 @@ const std::vector<BadText> kBadTexts = {
     {"{\"optim\":{\"learning_rate\":false}}", {"optim.learning_rate", "a number in [0, 1000]", "false"}},
     {"{\"loss_scale\":{\"dynamic\":1}}", {"loss_scale.dynamic", "true or false", "1"}},
     {"{\"loss_scale\":{\"dynamic\":\"yes\"}}", {"loss_scale.dynamic", "true or false", "\"yes\""}},
-    {"{\"train\":{\"precision\":32}}", {"train.precision", "fp32|bf16|fp16", "32"}},
+    {"{\"train\":{\"precision\":32}}", {"train.precision", "fp32|bf16|fp16|fp8", "32"}},
     // Out of range.
     {"{\"model\":{\"n_layer\":0}}", {"model.n_layer", "[1, 10000]", "0"}},
     {"{\"model\":{\"n_layer\":-12}}", {"model.n_layer", "[1, 10000]", "-12"}},
@@ -103,7 +103,7 @@ const std::vector<BadText> kBadTexts = {
     {"{\"train\":{\"max_steps\":18446744073709551615}}", {"train.max_steps", "18446744073709551615"}},
     {"{\"train\":{\"batch_size\":-1}}", {"train.batch_size", "[0, 1048576]"}},
     {"{\"train\":{\"head_rows\":-1}}", {"train.head_rows", "[0, 2147483647]"}},
-    {"{\"train\":{\"precision\":\"fp8\"}}", {"train.precision", "fp32|bf16|fp16", "\"fp8\""}},
+    {"{\"train\":{\"precision\":\"fp4\"}}", {"train.precision", "fp32|bf16|fp16|fp8", "\"fp4\""}},
     {"{\"train\":{\"recompute\":\"all\"}}", {"train.recompute", "none|gelu|norm|block", "\"all\""}},
     {"{\"optim\":{\"name\":\"adamx\"}}", {"optim.name", "adamw|adam|sgd", "\"adamx\""}},
     {"{\"optim\":{\"name\":\"\"}}", {"optim.name", "adamw|adam|sgd", "\"\""}},
@@ -179,7 +179,7 @@ TEST_CASE("--set takes JSON or bare words and rejects what a file may not contai
                                    "run.seed=18446744073709551615", "sample.prompt=12", "optim.weight_decay=0"})
         override_config(config, assignment);
     CHECK(config.optim.learning_rate == 3e-4);
-    CHECK(config.train.precision == Dtype::fp32);
+    CHECK(config.train.precision == Precision::fp32);
     CHECK(config.run.dir == "runs/a=b");
     CHECK(config.model.init_from == "gpt2");
     CHECK(config.loss_scale.dynamic);
@@ -204,7 +204,7 @@ TEST_CASE("--set takes JSON or bare words and rejects what a file may not contai
              {"optim.learning_rate=", Exit::config, "optim.learning_rate must be a number in [0, 1000], is \"\""},
              {"optim.beta1=2", Exit::config, "optim.beta1 must be a number in [0, 0.999999], is 2"},
              {"train.max_steps=1.5", Exit::config, "train.max_steps must be an integer"},
-             {"train.precision=fp64", Exit::config, "train.precision must be fp32|bf16|fp16, is \"fp64\""},
+             {"train.precision=fp64", Exit::config, "train.precision must be fp32|bf16|fp16|fp8, is \"fp64\""},
              {"loss_scale.dynamic=yes", Exit::config, "loss_scale.dynamic must be true or false"},
              {"run.dir=", Exit::config, "run.dir"},
              {"run.dir=a\xff", Exit::config, "run.dir"}}) {
@@ -254,7 +254,7 @@ TEST_CASE("printing a configuration and parsing it gives the same text", "[confi
     config.optim.learning_rate = 0.1 + 0.2;
     config.optim.eps = 1.0 / 3e8;
     config.schedule.final_lr_fraction = 5e-324;
-    config.train.precision = Dtype::fp16;
+    config.train.precision = Precision::fp16;
     config.train.total_batch_tokens = 2147483647;
     for (const Config& printed_one : {Config(), config}) {
         const std::string text = config_json(printed_one);
@@ -457,7 +457,7 @@ TEST_CASE("the nearest name is the one with the fewest changes", "[config]") {
 TEST_CASE("all contradictions of a configuration are reported at once", "[config]") {
     Config config;
     config.train.seq_len = 2048;
-    config.train.precision = Dtype::fp16;
+    config.train.precision = Precision::fp16;
     config.checkpoint.keep_best = true;
     config.eval.every_steps = 0;
     expect_error(Exit::config,

@@ -1,0 +1,137 @@
+// Training with operands of 8 bits: see model/fp8.h.
+#include <cmath>
+
+#include "model/fp8.h"
+#include "model/plan.h"
+#include "model/state.h"
+#include "test/support/catch.h"
+#include "test/support/nano_gpt.h"
+
+namespace {
+
+// Sizes that are multiples of 16, as GEMMs of 8 bits require.
+GptOptions fp8_options() {
+    GptOptions options = nano_options(Dtype::bf16);
+    options.fp8 = true;
+    options.batch = 4, options.seq_len = 20;
+    return options;
+}
+
+std::vector<GptOptions> fp8_variants() {
+    std::vector<GptOptions> all(5, fp8_options());
+    all[1].dropout = 0.2, all[1].seed = 77;
+    all[2].shape.gated_mlp = true, all[2].shape.activation = ActivationFunction::silu;
+    all[2].shape.norm = NormKind::rmsnorm, all[2].shape.given_kv_heads = 1;
+    all[3].shape.activation = ActivationFunction::relu2;
+    all[4].fp8_gradients = Dtype::e4m3;
+    return all;
+}
+
+// The arrays that keeps_amax() gives an amax.
+std::vector<View*> operands_of(GptState& s) {
+    std::vector<View*> all;
+    for (GptActivations& acts : s.acts) {
+        for (Activation* a : {&acts.dresidual, &acts.dbranch, &acts.dwide}) all.push_back(&a->view);
+        for (BlockActivations& b : acts.block)
+            for (Activation* a : {&b.norm1.out, &b.attn.out, &b.norm2.out, &b.mlp.act}) all.push_back(&a->view);
+    }
+    return all;
+}
+
+// Trains, with the magnitudes that ops give or with ones that every conversion looks for.
+NanoRun train_fp8(const GptOptions& options, bool looks) {
+    return train_nano(options, 3, 2, 1, [&](Gpt& gpt) {
+        for (View* operand : operands_of(gpt.state())) {
+            REQUIRE(operand->amax);
+            if (looks) operand->amax = nullptr;
+        }
+    });
+}
+
+void require_same(const NanoRun& a, const NanoRun& b) {
+    CHECK(a.losses == b.losses);
+    CHECK(a.norms == b.norms);
+    CHECK(same_bits(a.state, b.state));
+}
+
+}  // namespace
+
+// A magnitude of another array, or of an earlier step, would change the scale.
+TEST_CASE("fp8: the magnitudes that ops give are those of the operands", "[model][fp8]") {
+    for (GptOptions options : fp8_variants())
+        for (const Recompute level : {Recompute::none, Recompute::gelu, Recompute::block}) {
+            options.recompute = level;
+            CAPTURE(int(options.shape.activation), options.dropout, int(level));
+            require_same(train_fp8(options, false), train_fp8(options, true));
+        }
+}
+
+TEST_CASE("fp8: the bits do not depend on the recompute level", "[model][fp8]") {
+    for (GptOptions options : fp8_variants()) {
+        const NanoRun expected = train_fp8(options, false);
+        for (const Recompute level : {Recompute::gelu, Recompute::norm, Recompute::block}) {
+            options.recompute = level;
+            CAPTURE(int(options.shape.activation), options.dropout, int(level));
+            require_same(train_fp8(options, false), expected);
+        }
+    }
+}
+
+TEST_CASE("fp8: losses and gradients are near those of bf16, and the types of gradients differ", "[model][fp8]") {
+    for (GptOptions options : fp8_variants()) {
+        const NanoRun fp8 = train_nano(options, 8);
+        options.fp8 = false;
+        const NanoRun bf16 = train_nano(options, 8);
+        CHECK(fp8.losses != bf16.losses);
+        for (size_t i = 0; i < fp8.losses.size(); i++) {
+            CHECK(std::abs(fp8.losses[i] / bf16.losses[i] - 1) < 0.01);
+            CHECK(std::abs(fp8.norms[i] / bf16.norms[i] - 1) < 0.03);
+        }
+    }
+    GptOptions e4m3 = fp8_options();
+    e4m3.fp8_gradients = Dtype::e4m3;
+    CHECK(train_nano(e4m3, 2).state != train_nano(fp8_options(), 2).state);
+}
+
+// Without the outputs of the blocks, the loss is that of the embedding, the last norm and the head.
+TEST_CASE("fp8: embedding and head compute with 16 bits", "[model][fp8]") {
+    const auto first_loss = [](const GptOptions& options) {
+        const NanoRun run = train_nano(options, 1, 1, 1, [](Gpt& gpt) {
+            for (const NamedTensor& tensor : gpt.state_tensors()) {
+                if (tensor.name.find("_proj.weight") == std::string::npos) continue;
+                const std::vector<std::byte> zeros(tensor.count * size_of(tensor.values.dtype));
+                copy_to_device(tensor.values.data, zeros.data(), zeros.size(), Stream{});
+            }
+            gpt.masters_changed();
+        });
+        return run.losses[0];
+    };
+    GptOptions bf16 = fp8_options();
+    bf16.fp8 = false;
+    CHECK(first_loss(fp8_options()) == first_loss(bf16));
+}
+
+// Then an operand has parts that several ops or ranks compute.
+TEST_CASE("fp8: no magnitudes are kept for operands in parts", "[model][fp8]") {
+    CHECK(keeps_amax(fp8_options()));
+    GptOptions options[5];
+    for (GptOptions& o : options) o = fp8_options(), o.shape.n_head = 4, o.shape.n_embd = 64;
+    options[0].fp8 = false;
+    options[1].pipeline.size = 2, options[1].shape.n_layer = 2;
+    options[2].tensor_parallel.size = 2;
+    options[3].context.size = 2;
+    options[4].max_terms = 2;
+    for (const GptOptions& o : options) CHECK_FALSE(keeps_amax(o));
+}
+
+TEST_CASE("fp8: sizes that GEMMs of 8 bits do not have", "[model][fp8]") {
+    CHECK(fp8_problem(fp8_options()).empty());
+    GptOptions tokens = fp8_options(), channels = fp8_options();
+    tokens.batch = 3;
+    CHECK(fp8_problem(tokens).find("60 tokens at a time, which must be a multiple of 16") != std::string::npos);
+    channels.shape.n_embd = 24;
+    CHECK(fp8_problem(channels).find("multiples of 16 channels, but a linear layer has 72") != std::string::npos);
+    tokens.fp8 = channels.fp8 = false;
+    CHECK(fp8_problem(tokens).empty());
+    CHECK(fp8_problem(channels).empty());
+}
