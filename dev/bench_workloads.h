@@ -15,7 +15,7 @@ struct Workload {
     bool fp8 = false;   // as train.precision "fp8"
 
     int tokens() const { return batch * seq_len; }
-    // The cases of single ops are those of GPT-2 with other parts as variants. Other models and FP8 have only the step.
+    // Single ops have GPT-2's shapes, with other parts as variants. Other models and FP8 have only the step.
     bool has_op_cases() const { return shape.has_positions() && !fp8; }
     int rows_of_head() const;  // rows of logits at a time, at most tokens()
     std::string title() const;

@@ -36,7 +36,7 @@ struct e5m2 {  // 1 sign, 5 exponent, 2 fraction bits, the high byte of an fp16;
     uint8_t bits;
 };
 
-// Storage types. Only GEMMs and quantize() support those of 8 bits. fp64 occurs only in files and in the reference
+// Storage types. Only GEMMs and quantize() support the types of 8 bits. fp64 occurs only in files and in the reference
 // implementation of the tests; no op supports it.
 enum class Dtype : int { fp32, bf16, fp16, fp64, e4m3, e5m2 };
 

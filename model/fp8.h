@@ -32,11 +32,11 @@ std::string fp8_problem(const GptOptions& options);
 // Allocates them; none without options.fp8.
 Fp8Buffers place_fp8(const GptOptions& options, const GptShape& part, Arena& arena);
 
-// Whether activations and gradients have an amax. Not if several ops compute an operand, or if other ranks compute
-// parts of it: then each conversion first reads the operand once more.
+// Whether activations and gradients have an amax. They have none if several ops compute an operand, or other ranks
+// compute parts of it. Then each conversion first reads the operand to find it.
 bool keeps_amax(const GptOptions& options);
 
-// Gives an array the amax that the op that computed it did not give; does nothing if it has none.
+// Computes the amax of an array whose op did not give it, if it is wanted.
 void find_amax(const LayerContext& x, View array, size_t count);
 // The same, unless it is kept from the forward pass.
 void find_amax(const LayerContext& x, const Activation& array, size_t count);

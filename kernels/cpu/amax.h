@@ -3,7 +3,7 @@
 
 #include "kernels/ops.h"
 
-// Stores that of `count` elements in array.amax, if it is wanted.
+// Stores the largest magnitude of `count` elements in array.amax, if it is wanted.
 inline void set_amax(View array, size_t count) {
     if (array.amax) ops::abs_max({.out = array.amax, .inp = array, .count = count}, Stream());
 }

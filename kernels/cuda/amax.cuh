@@ -1,6 +1,6 @@
 // The largest magnitude of an array that a kernel writes: View::amax.
 //
-// It is kept as the bits of a float without its sign, whose order is that of the magnitudes, with NaN above infinity.
+// It is kept as the bits of a float without its sign. They have the order of the magnitudes, with NaN above infinity.
 // clear_amax() runs before the kernel, whose warps or blocks then add theirs, so it does not depend on their order.
 #pragma once
 

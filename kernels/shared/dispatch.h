@@ -112,8 +112,8 @@ inline void require_gemm(const char* op, ConstView left, ConstView right, int ro
             "%s: rows, n and k are %d, %d and %d, but must be multiples of 16 with operands of 8 bits", op, rows, n, k);
 }
 
-// Returns the type of a GEMM's other arrays, which must be that of its operands, or bf16 if these have 8 bits. Fails
-// with Exit::internal and the op's name.
+// Returns the type of a GEMM's arrays other than its operands: the operands' type, or bf16 if they have 8 bits. Fails
+// with Exit::internal and the op's name if an array has another type.
 inline Dtype gemm_type(const char* op, ConstView operand, std::initializer_list<ConstView> others) {
     const Dtype dtype = is_fp8(operand.dtype) ? Dtype::bf16 : operand.dtype;
     for (const ConstView& other : others)

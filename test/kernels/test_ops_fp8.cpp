@@ -379,7 +379,8 @@ template <class T> void check_amax(const std::string& op, size_t count, const st
 TEMPLATE_TEST_CASE("ops give the largest magnitude of their output", "[ops]", bf16, fp16) {
     using T = TestType;
     const OnDevice<T> device;
-    for (const auto& [rows, cols] : {std::pair(1, 16), {48, 144}, {19, 768}, {7, 1040}, {5, 1600}, {3, 2064}, {1, 6160}})
+    for (const auto& [rows, cols] :
+         {std::pair(1, 16), {48, 144}, {19, 768}, {7, 1040}, {5, 1600}, {3, 2064}, {1, 6160}})
         for (const size_t place : {size_t(0), size_t(rows) * size_t(cols) / 2, size_t(rows) * size_t(cols) - 1}) {
             const size_t count = size_t(rows) * size_t(cols);
             std::vector<double> values = random_values(count, 1);

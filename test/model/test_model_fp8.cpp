@@ -57,7 +57,7 @@ void require_same(const NanoRun& a, const NanoRun& b) {
 }  // namespace
 
 // A magnitude of another array, or of an earlier step, would change the scale.
-TEST_CASE("fp8: the magnitudes that ops give are those of the operands", "[model][fp8]") {
+TEST_CASE("fp8: ops give the magnitudes of the operands", "[model][fp8]") {
     for (GptOptions options : fp8_variants())
         for (const Recompute level : {Recompute::none, Recompute::gelu, Recompute::block}) {
             options.recompute = level;
@@ -77,7 +77,7 @@ TEST_CASE("fp8: the bits do not depend on the recompute level", "[model][fp8]") 
     }
 }
 
-TEST_CASE("fp8: losses and gradients are near those of bf16, and the types of gradients differ", "[model][fp8]") {
+TEST_CASE("fp8: losses and gradients are near the ones of bf16, and the types of gradients differ", "[model][fp8]") {
     for (GptOptions options : fp8_variants()) {
         const NanoRun fp8 = train_nano(options, 8);
         options.fp8 = false;
@@ -93,7 +93,7 @@ TEST_CASE("fp8: losses and gradients are near those of bf16, and the types of gr
     CHECK(train_nano(e4m3, 2).state != train_nano(fp8_options(), 2).state);
 }
 
-// Without the outputs of the blocks, the loss is that of the embedding, the last norm and the head.
+// Without the outputs of the blocks, only the embedding, the last norm and the head compute the loss.
 TEST_CASE("fp8: embedding and head compute with 16 bits", "[model][fp8]") {
     const auto first_loss = [](const GptOptions& options) {
         const NanoRun run = train_nano(options, 1, 1, 1, [](Gpt& gpt) {

@@ -33,7 +33,7 @@ class Fp8(TrainerTest):
             self.assertEqual(state, states[0])
 
     def test_ranks_of_every_kind_learn(self):
-        """Operands in parts: each has the scale of its own numbers, so the bits differ, but not the losses."""
+        """Operands in parts: each part has a scale, so the bits differ, but not the losses."""
         self.train("--fresh", **FP8)
         expected = self.losses()
         for change in ({"parallel_tensor": 2}, {"parallel_pipeline": 2}, {"parallel_deterministic_reduce": True},
