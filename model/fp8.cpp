@@ -58,11 +58,11 @@ Fp8Buffers place_fp8(const GptOptions& options, const GptShape& part, Arena& are
             return values;
         };
         matrix.rows = take("rows");
-        if (options.training) matrix.columns = take("columns");
+        matrix.columns = take("columns");
     };
     place(buffers.input, "fp8_input", inputs, Dtype::e4m3);
     place(buffers.weight, "fp8_weight", weights, Dtype::e4m3);
-    if (options.training) place(buffers.gradient, "fp8_gradient", outputs, options.fp8_gradients);
+    place(buffers.gradient, "fp8_gradient", outputs, options.fp8_gradients);
     return buffers;
 }
 

@@ -209,6 +209,7 @@ void Gpt::load(const int* tokens, const int* targets) {
 static void queue_pass(GptState& s, const Pass& pass, const Pass* next, bool is_measured) {
     StagePass place = stage_pass(s, layer_context(s, step_sizes(s)), pass.chunk, pass.micro_step);
     place.x.dropout = place.input.dropout;
+    if (s.options.fp8) place.x.fp8 = &s.fp8;
     switch (pass.kind) {
         case Pass::forward: return forward_part(s, place, next, is_measured);
         case Pass::backward: return backward_part(s, place, next);

@@ -127,7 +127,7 @@ void prefill(Gpt& gpt, int sequence, const int* tokens, int count, float* logits
     pad_rows(s, padded);
     const BatchSizes sizes{1, int(padded.size())};
     LayerContext x = layer_context(s, sizes);
-    x.prefilled = sequence, x.fp8 = nullptr;
+    x.prefilled = sequence;
     forward_tokens(s, x, sizes, padded.data());
     logits_of_rows(s, sizes, count - 1, 1, logits);
     s.cached[size_t(sequence)] = {sequence, count, s.inputs[0].first_key ? s.host_first_key[size_t(count) - 1] : 0};
@@ -159,7 +159,7 @@ void decode(Gpt& gpt, std::span<const NextToken> tokens, float* logits) {
     const DecodePass pass{.places = s.places, .positions = s.positions};
     const BatchSizes sizes{int(ids.size()), 1};
     LayerContext x = layer_context(s, sizes);
-    x.decode = &pass, x.fp8 = nullptr;
+    x.decode = &pass;
     forward_model(s, x);
     const int count = int(tokens.size()), head_rows = s.options.head_rows;
     for (int row = 0; row < count; row += head_rows)

@@ -112,7 +112,7 @@ struct LayerContext {
     bool defers_weights = false;        // backward leaves the linear layers' parameters to backward_weight()
     const float* rope_table = nullptr;  // (T, rotary / 2, 2)
     const int* first_key = nullptr;     // (B, T), start of each token's document; null: no document mask
-    const Fp8Buffers* fp8 = nullptr;    // of linear layers with operands in 8 bits; null: none
+    const Fp8Buffers* fp8 = nullptr;    // of linear layers with operands of 8 bits, in training; null: none
     const KeyValueCache* cache = nullptr;
     int prefilled = -1;                  // the cached sequence that this pass fills; -1: none
     const DecodePass* decode = nullptr;  // null: a pass over whole sequences

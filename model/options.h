@@ -82,7 +82,7 @@ struct GptOptions {
     int seq_len = 0;    // T, at most shape.n_positions
     int max_parts = 1;  // of a sequence, if StepSettings::seq_len splits it
     Dtype precision = Dtype::fp32;
-    bool fp8 = false;                   // GEMMs of the blocks' linear layers have operands of 8 bits; precision is bf16
+    bool fp8 = false;                   // training multiplies operands of 8 bits in the blocks; precision is bf16
     Dtype fp8_gradients = Dtype::e5m2;  // of the outputs' gradients
     Recompute recompute = Recompute::none;
     OptimizerSettings optimizer;

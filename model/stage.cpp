@@ -23,7 +23,6 @@ LayerContext layer_context(const GptState& s, const BatchSizes& whole) {
             .accumulate = false,
             .is_recomputing = false,
             .rope_table = s.rope_table,
-            .fp8 = s.options.fp8 ? &s.fp8 : nullptr,
             .cache = &s.cache};
 }
 

@@ -1,6 +1,5 @@
 // The memory layout of a rank: computed without memory for the plan, then again over the allocation.
 #include "model/state.h"
-#include "model/fp8.h"
 
 #include <algorithm>
 #include <bit>

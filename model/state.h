@@ -12,8 +12,8 @@
 #include "model/activations.h"  // IWYU pragma: export
 #include "model/arena.h"        // IWYU pragma: export
 #include "model/factors.h"      // IWYU pragma: export
-#include "model/gpt.h"          // IWYU pragma: export
 #include "model/fp8.h"
+#include "model/gpt.h"  // IWYU pragma: export
 #include "model/layers.h"
 #include "model/matrices.h"  // IWYU pragma: export
 #include "model/schedule.h"
@@ -77,7 +77,7 @@ struct GptState {
     GridComm comms = comm_single();
     TensorParallelGroup group;  // comms.tensor and its buffers
     Fp8Buffers fp8;
-    AttentionRing ring;         // comms.context and its buffers
+    AttentionRing ring;  // comms.context and its buffers
     OpStream stream;
     DeviceBuffer memory;  // the single allocation of all device arrays
 

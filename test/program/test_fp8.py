@@ -51,6 +51,14 @@ class Fp8(TrainerTest):
         self.train("--resume", **FP8, checkpoint_every_steps=6)
         self.assertEqual(self.weights(12), expected)
 
+    def test_validation_and_generation_compute_in_bf16(self):
+        """They take other sizes than multiples of 16, and give the same results during training and afterwards."""
+        self.train("--fresh", **FP8, eval_every_steps=12, eval_batches=2, sample_every_steps=6, sample_tokens=5)
+        loss = self.records(kind="val")[-1]["loss"]
+        self.assertIn(f"loss {loss:.6f}", self.run_trainer("eval", "run", "--batches", "2"))
+        self.run_trainer("eval", "run", "--batches", "2", "--batch", "1")
+        self.run_trainer("sample", "run", "--prompt", "to be", "--tokens", "5")
+
     def test_a_simulated_gpu_computes_the_same(self):
         def losses(program, **changes):
             config = self.write_config(**{**FP8, "train_max_steps": 4, **changes})

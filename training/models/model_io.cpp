@@ -252,6 +252,7 @@ LoadedModel load_model(const ModelSource& source, int batch, const GridComm& com
     std::optional<Tokenizer> tokenizer = find_tokenizer(choice, weights, source.config);
     Config config = source.config;
     if (batch > 0) config.train.batch_size = batch;
+    if (config.train.precision == Precision::fp8) config.train.precision = Precision::bf16;  // 8 bits are for training
     GptOptions options = gpt_options(config, {.tensor = comm.tensor.size}, comm.tensor.rank);
     options.training = false;
     options.cached_sequences = std::min(cached_sequences, options.batch * options.seq_len);
