@@ -63,7 +63,7 @@ class Completion(TrainerTest):
 
     def test_what_fits(self):
         for words, expected in (
-                ("--set train.precision=f", ["train.precision=fp32", "train.precision=fp16"]),
+                ("--set train.precision=f", [f"train.precision=fp{bits}" for bits in (32, 16, 8)]),
                 ("--set=device.tf32=t", ["--set=device.tf32=true"]), ("--set=device.tf", ["--set=device.tf32="]),
                 ("--set no.such=", []), ("--set data.val=x", []), ("--nproc 2 sa", ["sample"]),
                 ("sample ", []), ("sample --seed ", []), ("plan sa", []), ("prepare sample --forc", ["--force"]),
