@@ -64,6 +64,8 @@ FAULTS = [
      "    if (op.dinp.amax) add_to_amax(op.dinp.amax, largest);\n}", "}", *ON_GPU),
     (CUDA + "activation.cu", "the magnitude of the gate is left out",
      "add_largest<kAligned>(op.dinp.amax, of_gate, of_up);", "add_largest<kAligned>(op.dinp.amax, of_up);", *ON_GPU),
+    (CUDA + "device.cu", "a GPU without products of 8 bits is used", "gpu.major * 10 + gpu.minor >= 89",
+     "gpu.major * 10 + gpu.minor >= 80", "test_simt: operands of 8 bits need*"),
     # ---- the model
     (MODEL + "linear.cpp", "dqkv has the magnitude of dfc",
      "    find_amax(x, dqkv, size_t(x.rows) * size_t(x.shape->qkv_channels()));\n", "", *MODELS),

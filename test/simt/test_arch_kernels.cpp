@@ -18,6 +18,20 @@ TEST_CASE("kernels for compute capability 9.0 are listed on such GPUs", "[arch]"
     expect_error(Exit::usage, {"this GPU has no kernel attention"}, [] { check_arch_kernel("attention"); });
 }
 
+TEST_CASE("operands of 8 bits need compute capability 8.9", "[simt]") {
+    for (const int capability : {80, 86}) {
+        const simt::WithOptions gpu(simt::with_capability(capability));
+        expect_error(Exit::config, {"train.precision is \"fp8\"", format("%.1f", capability / 10.0), "8.9 or later"},
+                     [] { configure_device({.fp8 = true}); });
+        configure_device({});
+    }
+    for (const int capability : {89, 90, 120}) {
+        const simt::WithOptions gpu(simt::with_capability(capability));
+        configure_device({.fp8 = true});
+    }
+    configure_device({});
+}
+
 TEST_CASE("every kernel for this GPU passes its check", "[arch]") {
     for (const std::string& name : arch_kernels()) {
         INFO(name);
