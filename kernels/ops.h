@@ -115,7 +115,7 @@ size_t norm_backward_scratch_bytes(const NormBackward& op);
 // weight are the same array and there is neither bias nor activation, the result is symmetric, and the CPU computes
 // half of it.
 struct MatmulForward {
-    View out;             // (rows, n)  =
+    View out;             // (rows, n)  =, and its amax
     View pre_activation;  // (rows, n)  =; null without an activation and for relu2
     ConstView inp;        // (rows, k)
     ConstView weight;     // (n, k)
@@ -284,7 +284,7 @@ struct RunningAttention {
 };
 
 struct AttentionForward {
-    View out;       // (batch, seq_len, n_head * head_size)  =
+    View out;       // (batch, seq_len, n_head * head_size)  =, and its amax
     float* lse;     // (batch, n_head, seq_len)  =, log-sum-exp of the scaled scores
     ConstView qkv;  // (batch, seq_len, (n_head + 2 n_kv_head) * head_size)
     int batch, seq_len, n_head, n_kv_head, head_size;

@@ -70,7 +70,7 @@ struct ActivationRow {
 // ActivationRow::is
 constexpr unsigned kShared = 1;    // among all layers and micro-steps at every level: only the next op reads it
 constexpr unsigned kDeferred = 2;  // kept between two passes of a micro-step's backward pass, if it has two
-constexpr unsigned kOperand = 4;   // of linear layers; the ops that compute it give its amax
+constexpr unsigned kOperand = 4;   // of linear layers, with an amax
 
 // For activations that are kept at every level.
 constexpr Recompute kNever = Recompute::automatic;
@@ -117,8 +117,7 @@ const std::vector<ActivationRow>& activation_table() {
         {"terms", kBackward, &S::per_term, branch, kNever, [](G& g) -> A& { return g.terms; }, kShared},
         {"dresidual", kBackward, &S::per_channel, residual, kNever, [](G& g) -> A& { return g.dresidual; },
          kShared | kOperand},
-        {"dbranch", kBackward, &S::per_branch, branch, kNever, [](G& g) -> A& { return g.dbranch; },
-         kShared | kOperand},
+        {"dbranch", kBackward, &S::per_branch, branch, kNever, [](G& g) -> A& { return g.dbranch; }, kShared},
         {"dwide", kBackward, &S::per_wide, branch, kNever, [](G& g) -> A& { return g.dwide; }, kShared | kOperand},
         {"dmlp", kBackward, &S::per_channel, branch, kNever, [](B& b) -> A& { return b.dmlp; }, kDeferred},
         {"dfc", kBackward, &S::per_fc_gradient, branch, kNever, [](B& b) -> A& { return b.dfc; }, kDeferred},

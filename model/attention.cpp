@@ -270,7 +270,6 @@ void attention_forward(const LayerContext& x, ConstView qkv, const AttentionActi
     if (x.ring->terms.kv) return gathered_forward(x, op);
     if (x.ring->comm.size > 1) return ring_forward(x, op);
     run(x.stream, ops::attention_forward, op);
-    find_amax(x, attn.out.view, size_t(x.rows) * size_t(x.shape->attention_channels()));
     if (x.prefilled >= 0) copy_keys_and_values(x, x.cache->sequence(x.stream.layer, x.prefilled), qkv);
 }
 

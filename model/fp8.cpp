@@ -71,14 +71,6 @@ bool keeps_amax(const GptOptions& options) {
            options.pipeline.size == 1 && !options.context.is_divided();
 }
 
-void find_amax(const LayerContext& x, View array, size_t count) {
-    if (x.fp8 && array.amax) run(x.stream, ops::abs_max, {.out = array.amax, .inp = array, .count = count});
-}
-
-void find_amax(const LayerContext& x, const Activation& array, size_t count) {
-    if (!x.has(array)) find_amax(x, array.view, count);
-}
-
 static void convert(const LayerContext& x, const Fp8Matrix& to, View by_rows, View by_columns, ConstView from, int rows,
                     int cols) {
     if (!from.amax) {

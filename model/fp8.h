@@ -8,7 +8,6 @@
 #include "model/arena.h"
 #include "model/options.h"
 
-struct Activation;
 struct LayerContext;
 
 inline constexpr const char* kFp8Operands = "FP8 operands";  // in the memory plan
@@ -32,14 +31,9 @@ std::string fp8_problem(const GptOptions& options);
 // Allocates them; none without options.fp8.
 Fp8Buffers place_fp8(const GptOptions& options, const GptShape& part, Arena& arena);
 
-// Whether activations and gradients have an amax. They have none if several ops compute an operand, or other ranks
-// compute parts of it. Then each conversion first reads the operand to find it.
+// Whether activations and gradients whose ops give an amax have one. They have none if several ops compute an operand,
+// or other ranks compute parts of it. Then each conversion first reads the operand to find it.
 bool keeps_amax(const GptOptions& options);
-
-// Computes the amax of an array whose op did not give it, if it is wanted.
-void find_amax(const LayerContext& x, View array, size_t count);
-// The same, unless it is kept from the forward pass.
-void find_amax(const LayerContext& x, const Activation& array, size_t count);
 
 // Converts `from` (rows, cols), and returns the copy by rows or by columns. with_rows: stores `to.rows` in the same
 // pass.

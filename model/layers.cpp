@@ -145,14 +145,13 @@ void dropout_forward(const LayerContext& x, DropoutSite site, const Activation& 
 }
 
 ConstView dropout_backward(const LayerContext& x, DropoutSite site, ConstView dout, View buffer) {
-    const size_t count = size_t(x.own_rows()) * size_t(x.shape->n_embd);
     if (x.dropout)
         drop(x, site, buffer, dout);
     else if (x.defers_weights)
-        copy_on_device(buffer.data, dout.data, count * size_of(dout.dtype), x.stream);
+        copy_on_device(buffer.data, dout.data, size_t(x.own_rows()) * size_t(x.shape->n_embd) * size_of(dout.dtype),
+                       x.stream);
     else
         return dout;
-    find_amax(x, buffer, count);
     return buffer;
 }
 
@@ -279,7 +278,6 @@ void mlp_forward(const LayerContext& x, const LayerWeights& fc, const LayerWeigh
                 {.out = mlp.act.view, .inp = mlp.fc, .rows = x.rows, .hidden = hidden, .activation = activation});
     } else if (!x.has(mlp.fc) || activation == ActivationFunction::relu2) {
         column_parallel_forward(x, fc, inp, mlp.act, activation_of(x, mlp));
-        find_amax(x, mlp.act, size_t(x.rows) * size_t(hidden));
     } else if (!x.has(mlp.act)) {
         run(x.stream, ops::activation_forward,
             {.out = mlp.act.view, .inp = mlp.fc, .count = size_t(x.rows) * size_t(hidden), .activation = activation});
@@ -291,17 +289,15 @@ void mlp_backward(const LayerContext& x, const LayerWeights& fc, const LayerWeig
                   const MlpActivations& mlp, ConstView dout, View dfc, View dact, View dinp) {
     const bool gated = x.shape->gated_mlp;
     row_parallel_backward(x, proj, mlp.act, dout, gated ? dact : dfc, activation_of(x, mlp));
-    const int hidden = x.shape->hidden();
     if (gated)
         run(x.stream, ops::gated_activation_backward,
             {.dinp = dfc,
              .dout = dact,
              .inp = mlp.fc,
              .rows = x.rows,
-             .hidden = hidden,
+             .hidden = x.shape->hidden(),
              .activation = x.shape->activation});
-    else
-        find_amax(x, dfc, size_t(x.rows) * size_t(hidden));
+    const int hidden = x.shape->hidden();
     if (gated) return column_parallel_backward(x, fc, inp, dfc, dinp, {hidden, hidden});
     column_parallel_backward(x, fc, inp, dfc, dinp, {hidden});
 }

@@ -335,7 +335,6 @@ void qkv_forward(const LayerContext& x, const LayerWeights& w, ConstView inp, co
 }
 
 void qkv_backward(const LayerContext& x, const LayerWeights& w, ConstView inp, View dqkv, View dinp) {
-    find_amax(x, dqkv, size_t(x.rows) * size_t(x.shape->qkv_channels()));
     if (x.shape->kv_head_parts > 1) {
         const Comm& comm = x.group->kv_head;
         const SharedHead head{x, {dqkv, x.shape->qkv_channels()}};

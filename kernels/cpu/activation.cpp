@@ -1,8 +1,8 @@
 // Activation functions: standalone (for recomputation and GEMMs with an activation) and gated.
-#include "kernels/cpu/amax.h"
 #include "kernels/cpu/parallel.h"
 #include "kernels/cpu/vector_math.h"
 #include "kernels/ops.h"
+#include "kernels/shared/amax.h"
 #include "kernels/shared/dispatch.h"
 
 namespace ops {

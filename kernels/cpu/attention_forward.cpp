@@ -8,6 +8,7 @@
 #include "kernels/cpu/vector_math.h"
 #include "kernels/device.h"
 #include "kernels/ops.h"
+#include "kernels/shared/amax.h"
 #include "kernels/shared/attention_layout.h"
 #include "kernels/shared/dispatch.h"
 
@@ -142,6 +143,7 @@ void attention_forward(const AttentionForward& op, Stream) {
                       block * kQueries);
         });
     });
+    set_amax(op.out, size_t(op.batch) * op.seq_len * op.n_head * op.head_size);
 }
 
 }  // namespace ops

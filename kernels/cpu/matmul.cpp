@@ -5,6 +5,7 @@
 
 #include "kernels/cpu/parallel.h"
 #include "kernels/cpu/vector_math.h"
+#include "kernels/shared/amax.h"
 #include "kernels/shared/dispatch.h"
 
 namespace {
@@ -224,6 +225,7 @@ namespace ops {
 
 void matmul_forward(const MatmulForward& op, Stream) {
     matmul_forward_by(fastest_product_path(operand_type(op.inp)), op);
+    set_amax(op.out, size_t(op.rows) * size_t(op.n));
 }
 
 void matmul_backward_input(const MatmulBackwardInput& op, Stream) {

@@ -2,10 +2,10 @@
 // are summed over fixed blocks of rows, then over the blocks in order.
 #include <cmath>
 
-#include "kernels/cpu/amax.h"
 #include "kernels/cpu/parallel.h"
 #include "kernels/cpu/row_blocks.h"
 #include "kernels/ops.h"
+#include "kernels/shared/amax.h"
 #include "kernels/shared/dispatch.h"
 
 namespace ops {

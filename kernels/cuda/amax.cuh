@@ -22,6 +22,18 @@ __device__ inline uint32_t largest_magnitude(uint32_t largest, const Pack<T, kSi
     return largest;
 }
 
+// The same for one half of the rows of accumulators of a tile, which are stored as T after a multiplication by
+// `factor`, a number that is not negative. Rounding keeps their order.
+template <class T, int kSize>
+__device__ __forceinline__ uint32_t largest_stored(uint32_t largest, const float (&acc)[kSize][4], int half,
+                                                   float factor) {
+    uint32_t of_row = 0;
+#pragma unroll
+    for (int n = 0; n < kSize; n++)
+        for (int i = 0; i < 2; i++) of_row = largest_magnitude(of_row, acc[n][2 * half + i]);
+    return largest_magnitude(largest, to_float(from_float<T>(std::bit_cast<float>(of_row) * factor)));
+}
+
 // Adds the largest magnitude of a warp. All its lanes must call it.
 __device__ inline void add_to_amax(float* amax, uint32_t largest) {
     largest = warp_reduce(largest, Max());
@@ -35,9 +47,10 @@ template <int kThreads> __device__ inline void add_to_amax(AmaxShared<kThreads>&
     if (threadIdx.x == 0) atomicMax(reinterpret_cast<unsigned*>(amax), largest);
 }
 
+inline void clear_amax(float* amax, Stream stream) { ops::fill({.out = amax, .count = 1, .value = 0}, stream); }
 // Before a kernel that gives the amax of `array`. Fails with Exit::internal if none of its instances does.
 inline void clear_amax(const char* op, View array, bool is_aligned, Stream stream) {
     if (!array.amax) return;
     require(size_of(array.dtype) == 2 && is_aligned, "%s: amax of an array that is not aligned or not of 16 bits", op);
-    ops::fill({.out = array.amax, .count = 1, .value = 0}, stream);
+    clear_amax(array.amax, stream);
 }

@@ -94,7 +94,7 @@ template <class Body> void dispatch_16_bits(const char* op, ConstView inp, Body&
 }  // namespace
 
 void abs_max(const AbsMax& op, Stream stream) {
-    fill({.out = op.out, .count = 1, .value = 0}, stream);
+    clear_amax(op.out, stream);
     dispatch_16_bits("abs_max", op.inp, [&]<class T>() {
         require(are_aligned(16, {op.inp}), "abs_max: an array is not aligned to 16 bytes");
         const unsigned blocks = std::min(blocks_for(op.count, size_t(kThreads) * kPack).x, unsigned(kMaxBlocks));

@@ -1,6 +1,5 @@
 // Numbers of 8 bits, quantize(), and GEMMs of its results.
 #include <cfloat>
-#include <functional>
 
 #include "kernels/shared/fp8_scale.h"
 #include "test/support/device_array.h"
@@ -355,97 +354,4 @@ TEST_CASE("GEMMs check operands of 8 bits", "[ops]") {
     fails(out.on(device), g, g, 32, "operands of type e5m2 and e5m2");
     fails(out.on(device), a, inp.wide.on(device), 32, "operands of type e4m3 and bf16");
     fails(wide.on(device), a, b, 32, "bf16 with operands of 8 bits");
-}
-
-namespace {
-
-// Requires that an op gives the largest magnitude of what it writes. Run with an amax of NaN, so it does not only grow.
-template <class T> void check_amax(const std::string& op, size_t count, const std::function<void(View)>& run) {
-    INFO(op << ", " << count << " numbers");
-    const OnDevice<T> device;
-    Stored<T> out("out", Role::output, random_values(count, 9, 0.01));
-    Array<float> amax("amax", Role::output, std::vector<float>{NAN});
-    View view = out.on(device);
-    view.amax = amax.on(device);
-    run(view);
-    double most = 0;
-    for (const T number : out.fetch()) most = std::max(most, double(std::abs(to_float(number))));
-    CHECK(double(amax.fetch()[0]) == most);
-}
-
-}  // namespace
-
-// Widths of each kernel of norms, whole and partly used packs of a warp. One magnitude stands out at a time, anywhere.
-TEMPLATE_TEST_CASE("ops give the largest magnitude of their output", "[ops]", bf16, fp16) {
-    using T = TestType;
-    const OnDevice<T> device;
-    for (const auto& [rows, cols] :
-         {std::pair(1, 16), {48, 144}, {19, 768}, {7, 1040}, {5, 1600}, {3, 2064}, {1, 6160}})
-        for (const size_t place : {size_t(0), size_t(rows) * size_t(cols) / 2, size_t(rows) * size_t(cols) - 1}) {
-            const size_t count = size_t(rows) * size_t(cols);
-            std::vector<double> values = random_values(count, 1);
-            values[place] = place % 2 ? 40 : -40;
-            Stored<T> inp("inp", Role::input, values), other("other", Role::input, random_values(count, 2));
-            Stored<T> weight("weight", Role::input, random_values(size_t(cols), 3)),
-                residual("r", Role::output, values);
-            Array<float> mean("mean", Role::output, std::vector<float>(size_t(rows), 0.0f));
-            Array<float> rstd("rstd", Role::output, std::vector<float>(size_t(rows), 1.0f));
-            Array<float> dweight("dweight", Role::output, std::vector<float>(size_t(cols), 0.0f));
-            for (const bool has_branch : {false, true})
-                check_amax<T>("residual_norm_forward", count, [&](View out) {
-                    ops::residual_norm_forward({.residual = has_branch ? residual.on(device) : nullptr,
-                                                .out = out,
-                                                .mean = mean.on(device),
-                                                .rstd = rstd.on(device),
-                                                .inp = inp.on(device),
-                                                .branch = has_branch ? ConstView(other.on(device)) : nullptr,
-                                                .weight = weight.on(device),
-                                                .bias = weight.on(device),
-                                                .rows = rows,
-                                                .cols = cols,
-                                                .eps = 1e-5f},
-                                               Stream());
-                });
-            for (const bool accumulate : {false, true})
-                check_amax<T>("norm_backward", count, [&](View dinp) {
-                    ops::NormBackward op{.dinp = dinp,
-                                         .dweight = dweight.on(device),
-                                         .dbias = nullptr,
-                                         .scratch = nullptr,
-                                         .dout = inp.on(device),
-                                         .inp = other.on(device),
-                                         .weight = weight.on(device),
-                                         .mean = nullptr,
-                                         .rstd = rstd.on(device),
-                                         .rows = rows,
-                                         .cols = cols,
-                                         .accumulate_dinp = accumulate,
-                                         .accumulate = false};
-                    auto scratch = scratch_of(ops::norm_backward_scratch_bytes(op));
-                    op.scratch = scratch.on(device);
-                    ops::norm_backward(op, Stream());
-                    scratch.fetch();
-                });
-            check_amax<T>("activation_forward", count, [&](View out) {
-                ops::activation_forward({.out = out, .inp = inp.on(device), .count = count}, Stream());
-            });
-            const int hidden = cols / 2;  // gate and up are halves of a row
-            check_amax<T>("gated_activation_forward", size_t(rows) * size_t(hidden), [&](View out) {
-                ops::gated_activation_forward({.out = out,
-                                               .inp = inp.on(device),
-                                               .rows = rows,
-                                               .hidden = hidden,
-                                               .activation = ActivationFunction::silu},
-                                              Stream());
-            });
-            check_amax<T>("gated_activation_backward", count, [&](View dinp) {
-                ops::gated_activation_backward({.dinp = dinp,
-                                                .dout = other.on(device),
-                                                .inp = inp.on(device),
-                                                .rows = rows,
-                                                .hidden = hidden,
-                                                .activation = ActivationFunction::silu},
-                                               Stream());
-            });
-        }
 }

@@ -31,7 +31,7 @@ std::vector<GptOptions> fp8_variants() {
 std::vector<View*> operands_of(GptState& s) {
     std::vector<View*> all;
     for (GptActivations& acts : s.acts) {
-        for (Activation* a : {&acts.dresidual, &acts.dbranch, &acts.dwide}) all.push_back(&a->view);
+        for (Activation* a : {&acts.dresidual, &acts.dwide}) all.push_back(&a->view);
         for (BlockActivations& b : acts.block)
             for (Activation* a : {&b.norm1.out, &b.attn.out, &b.norm2.out, &b.mlp.act}) all.push_back(&a->view);
     }

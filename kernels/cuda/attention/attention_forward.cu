@@ -14,6 +14,7 @@
 // the values; lse uses the unrounded numbers. A soft cap's tanh is float, within 2^-21.
 // Other head sizes, float and unaligned memory: attention_general_forward.cuh. On GPUs of compute capability 9.0, heads
 // of 64 and 128 without dropout, soft cap and chunks: attention_forward_sm90.cu.
+#include "kernels/cuda/amax.cuh"
 #include "kernels/cuda/arch_kernels.h"
 #include "kernels/cuda/attention/attention_general_forward.cuh"
 #include "kernels/cuda/attention/attention_layout.cuh"
@@ -147,6 +148,16 @@ __global__ void __launch_bounds__(Shape<kHeadSize, kKind>::kThreads, Shape<kHead
     if (is_sum) return store_sums<kHeadSize>(op.running.out, out, out_of_row);
     const float factor = drops ? op.dropout.factor : 1.0f;
     const auto factor_of_row = [&](int m, int half) { return factor / softmax.sum[m][half]; };
+    if (op.out.amax) {
+        uint32_t largest = 0;
+#pragma unroll
+        for (int m = 0; m < kM; m++)
+#pragma unroll
+            for (int half = 0; half < 2; half++)
+                if (rows.position(warp_row + 16 * m + 8 * half + lane / 4) < at.seq_len)
+                    largest = largest_stored<T>(largest, out[m], half, factor_of_row(m, half));
+        add_to_amax(op.out.amax, largest);
+    }
     store_queries<T, kHeadSize>(op.out.as<T>(), rows, at.seq_len, at.out_step(), out_at, s.query[0], warp_row, out,
                                 factor_of_row);
 }
@@ -154,6 +165,7 @@ __global__ void __launch_bounds__(Shape<kHeadSize, kKind>::kThreads, Shape<kHead
 template <class T, int kHeadSize, AttentionKind kKind> void launch_forward(const AttentionForward& op, Stream stream) {
     using S = Shape<kHeadSize, kKind>;
     const int rows = QueryRows<16, has_all_features(kKind)>::count(AttentionLayout(op));
+    clear_amax("attention_forward", op.out, true, stream);
     launch(attention_forward_kernel<T, kHeadSize, kKind>,
            {"attention_forward", attention_grid(op, rows, S::kQueries), S::kThreads, sizeof(Shared<T, kHeadSize, S>)},
            stream, op);

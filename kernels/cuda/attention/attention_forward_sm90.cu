@@ -26,6 +26,7 @@
 // Numerics as in attention_forward.cu: scores, maxima, sums and out are float; P is rounded to T before it multiplies
 // the values, lse uses the unrounded numbers. Sums over keys are in the order of tiles. All ops process the same tiles
 // in the same order, so that a query's bits depend on nothing that it does not see, and tasks may go to any block.
+#include "kernels/cuda/amax.cuh"
 #include "kernels/cuda/attention/attention_forward_sm90.cuh"
 #include "kernels/cuda/attention/attention_masks.cuh"
 #include "kernels/cuda/attention/attention_sm90.cuh"
@@ -99,6 +100,13 @@ __device__ __forceinline__ void finish_unit(uint32_t tile, const ForwardSm90& op
         if (lane % 4 == 0 && queries.position[half] < at.seq_len)
             op.op.lse[at.lse(task.batch, task.head, queries.position[half])] =
                 softmax.max[0][half] * op.op.scale + logf(sum);
+    }
+    if (op.op.out.amax) {
+        uint32_t largest = 0;
+#pragma unroll
+        for (int half = 0; half < 2; half++)
+            if (queries.position[half] < at.seq_len) largest = largest_stored<T>(largest, out[0], half, factor[half]);
+        add_to_amax(op.op.out.amax, largest);
     }
     const uint32_t rows = tile + Tile::offset(int(threadIdx.x) / 32 % 4 * kRunRows);
     // Packs are swizzled as in tile_offset(). One XOR on the place of column 0 of a box gives column 16 k.
@@ -393,6 +401,7 @@ template <class T, int kHeadSize> void launch_forward(const AttentionForward& op
     const int unpaired =
         std::min((launched.heads + 1) / 2, (3 * blocks + 2 * launched.tasks - 1) / (2 * launched.tasks));
     launched.paired_heads = ((launched.heads + 1) / 2 - unpaired) * 2;
+    clear_amax("attention_forward", op.out, true, stream);
     launch(attention_forward_sm90_kernel<T, kHeadSize>,
            {"attention_forward_sm90", dim3(unsigned(blocks)), S::kThreads, sizeof(Shared<T, kHeadSize>)}, stream,
            launched);

@@ -10,6 +10,7 @@
 #include "kernels/cuda/reduce.cuh"
 #include "kernels/device.h"
 #include "kernels/ops.h"
+#include "kernels/shared/amax.h"
 #include "kernels/shared/attention_layout.h"
 
 namespace ops {
@@ -98,6 +99,7 @@ template <class T> void attention_forward_general(const AttentionForward& op, St
                 GeneralTile<kMaxHeadSize>::kThreads, sizeof(GeneralForwardShared<kMaxHeadSize>)},
                stream, op);
     });
+    set_amax(op.out, size_t(op.batch) * op.seq_len * op.n_head * op.head_size, stream);
 }
 
 }  // namespace ops

@@ -19,6 +19,7 @@
 #include "kernels/cuda/matmul/matmul_products.h"
 #include "kernels/device.h"
 #include "kernels/ops.h"
+#include "kernels/shared/amax.h"
 #include "kernels/shared/dispatch.h"
 
 namespace {
@@ -76,14 +77,17 @@ void matmul_forward(const MatmulForward& op, Stream stream) {
     const bool keeps_sum = op.activation != ActivationFunction::none && op.activation != ActivationFunction::relu2;
     require_activation_array("matmul_forward", op.activation, keeps_sum, op.pre_activation);
     const Dtype dtype = gemm_type("matmul_forward", op.inp, {op.out, op.pre_activation, op.bias});
-    if (op.activation == ActivationFunction::relu2) return multiply_and_add_bias(product_of(op), true, stream);
+    const size_t count = size_t(op.rows) * size_t(op.n);
     const bool may_fuse = op.activation == ActivationFunction::gelu_new && op.bias && dtype != Dtype::fp32;
-    if (may_fuse && matmul_settings().gelu_epilogue && multiply(with_gelu(op), stream)) return;
-    multiply_add_bias(product_of(op), stream);
-    if (op.activation == ActivationFunction::none) return;
-    activation_forward(
-        {.out = op.out, .inp = op.pre_activation, .count = size_t(op.rows) * size_t(op.n), .activation = op.activation},
-        stream);
+    if (op.activation == ActivationFunction::relu2) {
+        multiply_and_add_bias(product_of(op), true, stream);
+    } else if (!may_fuse || !matmul_settings().gelu_epilogue || !multiply(with_gelu(op), stream)) {
+        multiply_add_bias(product_of(op), stream);
+        if (op.activation != ActivationFunction::none)
+            return activation_forward(
+                {.out = op.out, .inp = op.pre_activation, .count = count, .activation = op.activation}, stream);
+    }
+    set_amax(op.out, count, stream);
 }
 
 void matmul_backward_input(const MatmulBackwardInput& op, Stream stream) {

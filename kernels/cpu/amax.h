@@ -1,9 +1,0 @@
-// The largest magnitude of an array that an op has written.
-#pragma once
-
-#include "kernels/ops.h"
-
-// Stores the largest magnitude of `count` elements in array.amax, if it is wanted.
-inline void set_amax(View array, size_t count) {
-    if (array.amax) ops::abs_max({.out = array.amax, .inp = array, .count = count}, Stream());
-}
