@@ -31,6 +31,7 @@ import grid_faults
 import host_faults
 import kernel_faults
 import model_faults
+import offload_faults
 import optimizer_faults
 import pipeline_faults
 import rank_faults
@@ -42,7 +43,8 @@ import tokenizer_faults
 FAULTS = (kernel_faults.FAULTS + attention_faults.FAULTS + chunk_faults.FAULTS + segment_faults.FAULTS +
           model_faults.FAULTS + optimizer_faults.FAULTS + rank_faults.FAULTS + grid_faults.FAULTS +
           pipeline_faults.FAULTS + tokenizer_faults.FAULTS + host_faults.FAULTS + gpu_faults.FAULTS +
-          arch_faults.FAULTS + fp8_faults.FAULTS + sm90_faults_forward.FAULTS + sm90_faults_backward.FAULTS)
+          arch_faults.FAULTS + fp8_faults.FAULTS + offload_faults.FAULTS + sm90_faults_forward.FAULTS +
+          sm90_faults_backward.FAULTS)
 ROOT = Path(__file__).resolve().parents[1]
 MODES = [("default order", "test_simt", []), ("seed 1", "test_simt", ["--seed", "1"]),
          ("seed 2", "test_simt", ["--seed", "2"]), ("seed 3", "test_simt", ["--seed", "3"]),

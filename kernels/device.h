@@ -71,13 +71,22 @@ std::string gemm_choices();
 void* device_alloc(size_t bytes);
 void device_free(void* memory, size_t bytes);
 
-// Copies in stream order. copy_to_device() has read the host memory when it returns, so a loop may refill it without
-// waiting. The data of copy_to_host() is valid after synchronize().
+// Returns `bytes` of zeroed, pinned host memory, aligned to 256 bytes. Ops can read and write it, but slowly. Fails
+// with Exit::os and the number of bytes if there is not enough memory, or if the system does not let a process pin so
+// much.
+void* host_alloc(size_t bytes);
+void host_free(void* memory, size_t bytes);
+
+// Copies in stream order. Device memory may be memory of host_alloc() here. copy_to_device() has read the host memory
+// when it returns, so a loop may refill it without waiting. The data of copy_to_host() is valid after synchronize().
 void copy_to_device(void* device, const void* host, size_t bytes, Stream stream);
 void copy_to_host(void* host, const void* device, size_t bytes, Stream stream);
 
 // Copies within device memory; the ranges must not overlap. Used to measure the device's copy bandwidth.
 void copy_on_device(void* to, const void* from, size_t bytes, Stream stream);
+
+// Copies between device memory and memory of host_alloc(), which the host must not access before synchronize().
+void copy_pinned(void* to, const void* from, size_t bytes, Stream stream);
 
 // Copies `rows` pieces of `bytes` each. A step is the number of bytes from one piece to the next. Leaves the bytes
 // between the pieces of `to`.
@@ -86,6 +95,19 @@ void copy_rows_on_device(void* to, size_t to_step, const void* from, size_t from
 
 // Waits until all work on the stream has finished.
 void synchronize(Stream stream);
+
+// Work that is queued on `stream` after this call waits for the work that is on `other` now. The host does not wait.
+void wait_for(Stream stream, Stream other);
+
+// Another stream, whose work runs concurrently with the program's own stream.
+class SideStream {
+public:
+    SideStream();
+    Stream stream() const { return {stream_.get()}; }
+
+private:
+    std::shared_ptr<void> stream_;  // shared by copies
+};
 
 // Work that is queued many times with the same arguments.
 class Recording {
@@ -133,17 +155,19 @@ private:
     std::shared_ptr<Marks> marks_;  // type defined by the implementation
 };
 
-// Owns device memory.
-class DeviceBuffer {
+// Owns memory.
+template <void* (*kAllocate)(size_t), void (*kFree)(void*, size_t)> class Buffer {
 public:
-    explicit DeviceBuffer(size_t bytes = 0) : memory_(bytes ? device_alloc(bytes) : nullptr, Free{bytes}) {}
+    explicit Buffer(size_t bytes = 0) : memory_(bytes ? kAllocate(bytes) : nullptr, Free{bytes}) {}
     void* data() const { return memory_.get(); }
     size_t bytes() const { return memory_.get_deleter().bytes; }
 
 private:
     struct Free {
         size_t bytes;
-        void operator()(void* memory) const { device_free(memory, bytes); }
+        void operator()(void* memory) const { kFree(memory, bytes); }
     };
     std::unique_ptr<void, Free> memory_;
 };
+using DeviceBuffer = Buffer<device_alloc, device_free>;
+using HostBuffer = Buffer<host_alloc, host_free>;

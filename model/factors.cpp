@@ -8,6 +8,7 @@
 #include "kernels/op_stream.h"
 #include "kernels/ops.h"
 #include "model/matrices.h"
+#include "model/offload.h"
 #include "model/state.h"
 
 namespace {
@@ -154,17 +155,18 @@ void direct_factored(GptState& s, const RuleState& rule) {
          .scalars = s.update_scalars,
          .grad_norm = s.grad_norm,
          .n_layers = int(state.host_layers.size())});
-    run(s.stream, ops::factored_direction,
-        {.grad = s.own_grad,
-         .sums = s.trust.sums,
-         .master = s.master,
-         .row_v = state.row_v,
-         .col_v = state.col_v,
-         .mean = state.means,
-         .chunks = chunks,
-         .layers = state.parts,
-         .scalars = s.update_scalars,
-         .grad_norm = s.grad_norm,
-         .n_chunks = rule.n_chunks},
-        note_of_chunks(s, rule.first_chunk, rule.n_chunks));
+    for (Pieces pieces(s, rule.first_chunk, rule.n_chunks, {{s.master, &ops::Chunk::begin, false}}); pieces.next();)
+        run(s.stream, ops::factored_direction,
+            {.grad = s.own_grad,
+             .sums = s.trust.sums,
+             .master = pieces[0],
+             .row_v = state.row_v,
+             .col_v = state.col_v,
+             .mean = state.means,
+             .chunks = s.update_chunks + pieces.first_chunk(),
+             .layers = state.parts,
+             .scalars = s.update_scalars,
+             .grad_norm = s.grad_norm,
+             .n_chunks = pieces.n_chunks()},
+            note_of_chunks(s, pieces.first_chunk(), pieces.n_chunks()));
 }

@@ -16,6 +16,7 @@
 #include "model/initialize.h"
 #include "model/measurements.h"
 #include "model/named_state.h"
+#include "model/offload.h"
 #include "model/plan.h"
 #include "model/shape.h"
 #include "model/sharding.h"
@@ -76,10 +77,12 @@ Gpt::Gpt(const GptOptions& options, const GridComm& comm) {
                 group.size);
     check_fits(options);
     DeviceBuffer memory(planned_bytes(options));
-    Arena arena(static_cast<std::byte*>(memory.data()));
+    HostBuffer host_memory(planned_host_bytes(options));
+    Arena arena(static_cast<std::byte*>(memory.data()), static_cast<std::byte*>(host_memory.data()));
     state_ = std::make_unique<GptState>(place_state(options, arena));
     GptState& s = *state_;
-    s.memory = std::move(memory);
+    s.memory = std::move(memory), s.offload.memory = std::move(host_memory);
+    open_offload(s);
     s.comms = comm, s.group.comm = comm.tensor, s.group.kv_head = comm.kv_head, s.ring.comm = comm.context;
     s.activations.from = comm.neighbors.from_previous, s.activations.to = comm.neighbors.to_next;
     s.gradients.from = comm.neighbors.from_next, s.gradients.to = comm.neighbors.to_previous;
@@ -141,6 +144,7 @@ static void plan_passes(GptState& s) {
 void Gpt::begin_step(const StepSettings& settings) {
     GptState& s = *state_;
     s.step = settings;
+    begin_step_of_offloaded(s);
     copy_to_device(s.loss_scale, &s.step.loss_scale, sizeof(float), s.stream);
     std::vector<ops::UpdateScalars>& scalars = s.host_update_scalars;
     scalars.clear();
@@ -298,6 +302,7 @@ StepResult Gpt::end_step(std::span<const double> votes) {
     for (size_t i = 0; i < places.losses; i++) result.loss_sum += sums[first + i];
     result.votes.assign(&sums[places.first_vote()], &sums[places.first_vote()] + votes.size());
     result.grad_norm = norm.norm;
+    result.offload = s.offload.traffic;
     result.update_ms = s.update_time.take_ms();
     if (s.step.measure) {
         result.tensor_norms = tensor_norms(s);

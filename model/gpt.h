@@ -45,11 +45,18 @@ struct StepSettings {
     uint64_t first_sample = 0;
 };
 
+// Bytes that a rank copied between device and host for GptOptions::offload_optimizer.
+struct OffloadTraffic {
+    size_t to_device = 0, to_host = 0;
+    bool operator==(const OffloadTraffic&) const = default;
+};
+
 struct StepResult {
     double loss_sum;            // over all ranks' targets since begin_step, in nats
     float grad_norm;            // before clipping, loss scale removed
     std::vector<double> votes;  // end_step()'s votes, summed over all ranks
-    double update_ms;           // time of the norm, clipping and the optimizer, without waiting for other ranks
+    OffloadTraffic offload;
+    double update_ms;  // time of the norm, clipping and the optimizer, without waiting for other ranks
     // The name of the first tensor whose gradient has a NaN or an infinity; empty if all are finite. If it is not
     // empty, the update was skipped.
     std::string non_finite_tensor;

@@ -7,6 +7,7 @@
 #include "kernels/op_stream.h"
 #include "kernels/ops.h"
 #include "model/muon.h"
+#include "model/offload.h"
 #include "model/soap.h"
 #include "model/state.h"
 
@@ -264,16 +265,18 @@ void begin_matrices(GptState& s) {
     MatrixState& state = s.matrix;
     if (state.rule < 0) return;
     const RuleState& rule = s.update.rules[size_t(state.rule)];
-    run(s.stream, ops::momentum_direction,
-        {.direction = state.direction,
-         .m = rule.slots.empty() ? View() : rule.slots[0],
-         .grad = s.own_grad,
-         .chunks = s.update_chunks + rule.first_chunk,
-         .scalars = s.update_scalars,
-         .grad_norm = s.grad_norm,
-         .n_chunks = rule.n_chunks,
-         .nesterov = s.options.optimizer.nesterov},
-        note_of_chunks(s, rule.first_chunk, rule.n_chunks));
+    const View m = rule.slots.empty() ? View() : rule.slots[0];
+    for (Pieces pieces(s, rule.first_chunk, rule.n_chunks, {{m, &ops::Chunk::state_begin, true}}); pieces.next();)
+        run(s.stream, ops::momentum_direction,
+            {.direction = state.direction,
+             .m = pieces[0],
+             .grad = s.own_grad,
+             .chunks = s.update_chunks + pieces.first_chunk(),
+             .scalars = s.update_scalars,
+             .grad_norm = s.grad_norm,
+             .n_chunks = pieces.n_chunks(),
+             .nesterov = s.options.optimizer.nesterov},
+            note_of_chunks(s, pieces.first_chunk(), pieces.n_chunks()));
     for (MatrixGroup& group : state.groups)
         if (has_pieces(s.options)) group.ticket = exchange(group.directions, s.comms.stage, s.stream);
 }

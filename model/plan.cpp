@@ -7,12 +7,39 @@
 #include "model/arena.h"
 #include "model/factors.h"
 #include "model/matrices.h"
+#include "model/offload.h"
 #include "model/update.h"
 
-size_t planned_bytes(const GptOptions& options) {
+static size_t bytes_in(const GptOptions& options, bool is_on_host) {
     size_t bytes = 0;
-    for (const MemoryRegion& region : plan_memory(options)) bytes += region.bytes;
+    for (const MemoryRegion& region : plan_memory(options))
+        if (region.is_on_host == is_on_host) bytes += region.bytes;
     return bytes;
+}
+
+size_t planned_bytes(const GptOptions& options) { return bytes_in(options, false); }
+size_t planned_host_bytes(const GptOptions& options) { return bytes_in(options, true); }
+
+OffloadTraffic planned_traffic(const GptOptions& options) {
+    OffloadTraffic traffic;
+    if (!options.offload_optimizer) return traffic;
+    const TensorLayout layout = lay_out_rank(options);
+    const UpdateLayout update = lay_out_update(options, layout);
+    const size_t master = masters_are_offloaded(options) ? size_of(options.optimizer.master_type()) : 0;
+    for (size_t i = 0; i < layout.tensors.size(); i++) {
+        const size_t count = owned_part(options, layout, layout.tensors[i]).count;
+        const OptimizerRow& row = update.row_of(i);
+        const size_t state = row.slots.size() * size_of(options.optimizer.state_type());
+        const size_t reads_twice = row.scope == UpdateScope::layer     ? master + state  // for the trust ratios
+                                   : row.scope == UpdateScope::factors ? master
+                                                                       : 0;
+        traffic.to_device += count * (master + state + reads_twice);
+        traffic.to_host += count * (master + state);
+        if (!options.averages) continue;
+        traffic.to_device += count * (sizeof(float) + master);
+        traffic.to_host += count * sizeof(float);
+    }
+    return traffic;
 }
 
 TokenWork token_work(const GptShape& shape, int seq_len) {
@@ -74,25 +101,34 @@ size_t saved_bytes(const GptOptions& options) {
            elements * sizeof(float);
 }
 
+std::string category_of(const MemoryRegion& region) {
+    return std::string(region.category) + (region.is_on_host ? ", host" : "");
+}
+
 std::string plan_table(const GptOptions& options) {
     const std::vector<MemoryRegion> regions = plan_memory(options);
     std::vector<std::string> categories;
     for (const MemoryRegion& region : regions)
-        if (std::find(categories.begin(), categories.end(), region.category) == categories.end())
-            categories.push_back(region.category);
+        if (const std::string category = category_of(region); !std::ranges::count(categories, category))
+            categories.push_back(category);
 
     std::string table;
     for (const std::string& category : categories) {
         std::string rows;
         size_t bytes = 0;
         for (const MemoryRegion& region : regions) {
-            if (category != region.category) continue;
+            if (category != category_of(region)) continue;
             rows += plan_row("    " + region.name, region.bytes);
             bytes += region.bytes;
         }
         table += plan_row(category, bytes) + rows;
     }
     table += plan_row("total", planned_bytes(options));
+    if (const size_t on_host = planned_host_bytes(options)) {
+        const auto [to_device, to_host] = planned_traffic(options);
+        table += plan_row("total, host", on_host);
+        table += format("%-22s %16zu bytes per step to the device, %zu to the host\n", "offload", to_device, to_host);
+    }
     table += format("%-22s %16zu\n", "parameters", lay_out_tensors(options.shape).parameters);
     return table;
 }
@@ -103,8 +139,9 @@ void check_fits(const GptOptions& options) {
     fail(Exit::os,
          "not enough memory: %zu bytes needed, %zu bytes available\n%sto reduce memory, use a smaller "
          "train.batch_size (now %d) with more micro-steps, train.recompute norm or block, a smaller train.head_rows "
-         "(now %d)%s%s",
+         "(now %d)%s%s%s",
          needed, free_bytes, plan_table(options), options.batch, options.head_rows,
          options.pipeline.size > 1 ? ", fewer layers on this stage in parallel.pipeline_layers" : "",
+         options.training && !options.offload_optimizer ? ", offload.optimizer" : "",
          options.precision == Dtype::fp32 ? " or train.precision bf16" : "");
 }

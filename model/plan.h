@@ -3,11 +3,16 @@
 
 #include <array>
 
+#include "model/arena.h"
 #include "model/gpt.h"
 #include "model/schedule.h"
 
-// Returns the size of Gpt's single device allocation.
+// Returns the size of Gpt's single device allocation, and of its single allocation in host memory.
 size_t planned_bytes(const GptOptions& options);
+size_t planned_host_bytes(const GptOptions& options);
+
+// Returns what a step copies for options.offload_optimizer, if it changes the weights.
+OffloadTraffic planned_traffic(const GptOptions& options);
 
 // Returns the size of Gpt::saved_tensors(), this rank's part of a checkpoint.
 size_t saved_bytes(const GptOptions& options);
@@ -31,6 +36,9 @@ std::vector<std::array<PassWork, 3>> work_of_parts(const GptOptions& options);
 
 // Returns a table for the terminal: bytes by category and by buffer, the total, the number of parameters.
 std::string plan_table(const GptOptions& options);
+
+// Returns a region's category in the table.
+std::string category_of(const MemoryRegion& region);
 
 // Returns a further row of the table.
 std::string plan_row(const std::string& name, size_t bytes);

@@ -78,7 +78,8 @@ View in_slot(const TensorLayout& layout, const BucketSlot* slots, const Tensor& 
 
 void place_parameters(GptState& s, Arena& arena) {
     const Dtype precision = s.options.precision;
-    s.master = arena.take("master weights", "master", owned_elements(s), s.options.optimizer.master_type());
+    s.master = arena.take("master weights", "master", owned_elements(s), s.options.optimizer.master_type(),
+                          masters_are_offloaded(s.options));
     s.own_param = s.options.computes_with_masters()
                       ? s.master
                       : arena.take("compute weights", "own_param", owned_elements(s), precision);
@@ -294,8 +295,10 @@ void place_optimizers(GptState& s, Arena& arena) {
     for (RuleState& rule : s.update.rules)
         for (const StateSlot& slot : optimizer_row(rule.rule).slots)
             rule.slots.push_back(arena.take("optimizer state", slot.name + " of " + name_of(rule.rule), rule.elements,
-                                            s.options.optimizer.state_type()));
-    if (s.options.averages) s.average = arena.take<float>("weight average", "average", owned_elements(s));
+                                            s.options.optimizer.state_type(), s.options.offload_optimizer));
+    if (s.options.averages)
+        s.average = arena.take<float>("weight average", "average", owned_elements(s), s.options.offload_optimizer);
+    place_offload(s, arena);
     place_matrices(s, arena);
     s.update_scalars = arena.take<ops::UpdateScalars>("control", "update_scalars", s.update.groups.size());
 }

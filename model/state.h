@@ -16,6 +16,7 @@
 #include "model/gpt.h"  // IWYU pragma: export
 #include "model/layers.h"
 #include "model/matrices.h"  // IWYU pragma: export
+#include "model/offload.h"
 #include "model/schedule.h"
 #include "model/update.h"  // IWYU pragma: export
 
@@ -79,7 +80,8 @@ struct GptState {
     Fp8Buffers fp8;
     AttentionRing ring;  // comms.context and its buffers
     OpStream stream;
-    DeviceBuffer memory;  // the single allocation of all device arrays
+    DeviceBuffer memory;   // the single allocation of all device arrays
+    OffloadState offload;  // the single allocation of all arrays in host memory, and their windows
 
     View master;                 // owned, flat parameters
     View own_param;              // owned, compute copy; the masters if options.computes_with_masters()

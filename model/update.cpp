@@ -4,11 +4,13 @@
 
 #include <algorithm>
 #include <cmath>
+#include <span>
 
 #include "kernels/base/check.h"
 #include "kernels/numeric.h"
 #include "kernels/tensor.h"
 #include "model/factors.h"
+#include "model/offload.h"
 #include "model/state.h"
 
 namespace {
@@ -77,23 +79,28 @@ OpNote note_of(const ops::Chunk* chunks, int n_chunks, const GptState& s) {
 // As ops::ElementwiseUpdate::param.
 View rounded_masters(const GptState& s) { return s.options.computes_with_masters() ? View() : s.own_param; }
 
-// Sets what the ops on the elements of a rule's chunks have in common.
-void set_chunks(auto& op, const GptState& s, const RuleState& rule) {
+// Runs an op on the masters and the state of a rule's chunks.
+void run_on_chunks(GptState& s, const RuleState& rule, auto run_op, auto op, bool is_written) {
     op.rule = rule.rule;
-    op.master = s.master;
-    std::ranges::copy(rule.slots, op.state);
     op.grad = s.own_grad;
-    op.chunks = s.update_chunks + rule.first_chunk;
     op.scalars = s.update_scalars;
     op.grad_norm = s.grad_norm;
-    op.n_chunks = rule.n_chunks;
+    const auto state = [&](size_t slot) { return slot < rule.slots.size() ? rule.slots[slot] : View(); };
+    for (Pieces pieces(s, rule.first_chunk, rule.n_chunks,
+                       {{s.master, &ops::Chunk::begin, is_written},
+                        {state(0), &ops::Chunk::state_begin, is_written},
+                        {state(1), &ops::Chunk::state_begin, is_written}});
+         pieces.next();) {
+        op.master = pieces[0], op.state[0] = pieces[1], op.state[1] = pieces[2];
+        op.chunks = s.update_chunks + pieces.first_chunk(), op.n_chunks = pieces.n_chunks();
+        run(s.stream, run_op, op, note_of_chunks(s, pieces.first_chunk(), pieces.n_chunks()));
+    }
 }
 
-ops::ElementwiseUpdate elementwise_update(const GptState& s, const RuleState& rule) {
+void update_by_element(GptState& s, const RuleState& rule, const float* trust_ratios) {
     ops::ElementwiseUpdate op{};
-    set_chunks(op, s, rule);
-    op.param = rounded_masters(s);
-    return op;
+    op.param = rounded_masters(s), op.trust_ratios = trust_ratios;
+    run_on_chunks(s, rule, ops::elementwise_update, op, true);
 }
 
 // Computes TrustState::ratios from this rank's TrustState::sums. Without shards each rank has all sums of its part.
@@ -111,14 +118,11 @@ void find_trust_ratios(GptState& s, const RuleState& rule) {
 }
 
 void update_by_layer(GptState& s, const RuleState& rule) {
-    ops::ElementwiseUpdate op = elementwise_update(s, rule);
     ops::TrustSums sums{};
-    set_chunks(sums, s, rule);
     sums.out = s.trust.sums;
-    run(s.stream, ops::trust_sums, sums, note_of_chunks(s, rule.first_chunk, rule.n_chunks));
+    run_on_chunks(s, rule, ops::trust_sums, sums, false);
     find_trust_ratios(s, rule);
-    op.trust_ratios = s.trust.ratios;
-    run(s.stream, ops::elementwise_update, op, note_of_chunks(s, rule.first_chunk, rule.n_chunks));
+    update_by_element(s, rule, s.trust.ratios);
 }
 
 void update_by_factors(GptState& s, const RuleState& rule) {
@@ -290,19 +294,42 @@ void add_over(GptState& s, const Comm& comm, double* sums, size_t count) {
     wait_outside_update(s, comm, all_reduce_sum(sums, count, comm, s.stream));
 }
 
-void apply_directions(const GptState& s, int first_chunk, int n_chunks, ConstView direction, bool cautious,
+void apply_directions(GptState& s, int first_chunk, int n_chunks, ConstView direction, bool cautious,
                       const float* trust_ratios) {
-    run(s.stream, ops::apply_direction,
-        {.master = s.master,
-         .param = rounded_masters(s),
-         .direction = direction,
-         .chunks = s.update_chunks + first_chunk,
-         .scalars = s.update_scalars,
-         .grad_norm = s.grad_norm,
-         .n_chunks = n_chunks,
-         .cautious = cautious,
-         .trust_ratios = trust_ratios},
-        note_of_chunks(s, first_chunk, n_chunks));
+    for (Pieces pieces(s, first_chunk, n_chunks, {{s.master, &ops::Chunk::begin, true}}); pieces.next();)
+        run(s.stream, ops::apply_direction,
+            {.master = pieces[0],
+             .param = rounded_masters(s),
+             .direction = direction,
+             .chunks = s.update_chunks + pieces.first_chunk(),
+             .scalars = s.update_scalars,
+             .grad_norm = s.grad_norm,
+             .n_chunks = pieces.n_chunks(),
+             .cautious = cautious,
+             .trust_ratios = trust_ratios},
+            note_of_chunks(s, pieces.first_chunk(), pieces.n_chunks()));
+}
+
+// average = (1 - average_weight) average + average_weight master
+static void update_average(GptState& s) {
+    const auto chunks = std::span(s.host_update_chunks);
+    for (Pieces pieces(s, 0, int(chunks.size()),
+                       {{s.average, &ops::Chunk::begin, true}, {s.master, &ops::Chunk::begin, false}});
+         pieces.next();) {
+        FlatRange elements{0, owned_elements(s)};
+        if (s.offload.has(s.average)) {
+            const auto piece = chunks.subspan(size_t(pieces.first_chunk()), size_t(pieces.n_chunks()));
+            elements = {piece.front().begin, piece.back().begin + size_t(piece.back().count)};
+        }
+        const View average = pieces[0].from(elements.begin), master = pieces[1].from(elements.begin);
+        run(s.stream, ops::scaled_add,
+            {.out = average,
+             .a = average,
+             .b = master,
+             .count = elements.end - elements.begin,
+             .alpha = float(1 - s.step.average_weight),
+             .beta = float(s.step.average_weight)});
+    }
 }
 
 void update(GptState& s) {
@@ -327,23 +354,14 @@ void update(GptState& s) {
     for (const RuleState& rule : s.update.rules) {
         if (optimizer_row(rule.rule).is_layerwise()) clear(s.trust.sums, 2 * s.trust.n_sums, s.stream);
         switch (optimizer_row(rule.rule).scope) {
-            case UpdateScope::element:
-                run(s.stream, ops::elementwise_update, elementwise_update(s, rule),
-                    note_of_chunks(s, rule.first_chunk, rule.n_chunks));
-                break;
+            case UpdateScope::element: update_by_element(s, rule, nullptr); break;
             case UpdateScope::layer: update_by_layer(s, rule); break;
             case UpdateScope::factors: update_by_factors(s, rule); break;
             case UpdateScope::matrix: break;
         }
     }
     finish_matrices(s);
-    if (s.average)
-        run(s.stream, ops::scaled_add,
-            {.out = s.average,
-             .a = s.average,
-             .b = s.master,
-             .count = owned_elements(s),
-             .alpha = float(1 - s.step.average_weight),
-             .beta = float(s.step.average_weight)});
+    if (s.average) update_average(s);
+    end_update_of_offloaded(s);
     s.update_time.stop(s.stream);
 }

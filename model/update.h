@@ -94,7 +94,7 @@ void add_over(GptState& s, const Comm& comm, double* sums, size_t count);
 
 // Moves masters along `direction`, which is at the state_begin of chunks of GptState::update_chunks. cautious,
 // trust_ratios: as in ops::ApplyDirection.
-void apply_directions(const GptState& s, int first_chunk, int n_chunks, ConstView direction, bool cautious,
+void apply_directions(GptState& s, int first_chunk, int n_chunks, ConstView direction, bool cautious,
                       const float* trust_ratios = nullptr);
 
 // The elements of chunks of GptState::update_chunks, for a trace.

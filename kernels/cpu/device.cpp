@@ -88,9 +88,7 @@ DeviceInfo device_info() {
 std::string gpu_name() { return ""; }
 std::string gemm_choices() { return ""; }
 std::vector<std::string> arch_kernels() { return {}; }
-std::string check_arch_kernel(const std::string& name) {
-    fail(Exit::usage, "a CPU has no kernel %s for GPUs", name);
-}
+std::string check_arch_kernel(const std::string& name) { fail(Exit::usage, "a CPU has no kernel %s for GPUs", name); }
 
 void configure_device(const DeviceSettings&) {}
 
@@ -108,6 +106,9 @@ void* device_alloc(size_t bytes) {
 
 void device_free(void* memory, size_t bytes) { munmap(memory, round_up(bytes, kPageBytes)); }
 
+void* host_alloc(size_t bytes) { return device_alloc(bytes); }
+void host_free(void* memory, size_t bytes) { device_free(memory, bytes); }
+
 void copy_to_device(void* device, const void* host, size_t bytes, Stream) { std::memcpy(device, host, bytes); }
 
 void copy_to_host(void* host, const void* device, size_t bytes, Stream) { std::memcpy(host, device, bytes); }
@@ -119,6 +120,8 @@ void copy_on_device(void* to, const void* from, size_t bytes, Stream) {
     });
 }
 
+void copy_pinned(void* to, const void* from, size_t bytes, Stream stream) { copy_on_device(to, from, bytes, stream); }
+
 void copy_rows_on_device(void* to, size_t to_step, const void* from, size_t from_step, size_t bytes, size_t rows,
                          Stream) {
     parallel_for(rows, [&](size_t row) {
@@ -128,6 +131,8 @@ void copy_rows_on_device(void* to, size_t to_step, const void* from, size_t from
 }
 
 void synchronize(Stream) {}
+void wait_for(Stream, Stream) {}
+SideStream::SideStream() = default;
 
 // Every call is synchronous, so the host's clock is the device's.
 struct Stopwatch::Laps {

@@ -6,6 +6,7 @@
 // after synchronize().
 #include <algorithm>
 #include <cstring>
+#include <map>
 #include <utility>
 
 #include "kernels/cuda/arch_kernels.h"
@@ -30,8 +31,8 @@ public:
             const std::byte* const source = static_cast<const std::byte*>(from) + done;
             std::byte* const staged = memory_ + piece.begin;
             if (!to_host) std::memcpy(staged, source, piece.bytes);
-            check_cuda(to_host ? cudaMemcpyAsync(staged, source, piece.bytes, cudaMemcpyDeviceToHost, stream)
-                               : cudaMemcpyAsync(target, staged, piece.bytes, cudaMemcpyHostToDevice, stream),
+            check_cuda(cudaMemcpyAsync(to_host ? staged : target, to_host ? source : staged, piece.bytes,
+                                       cudaMemcpyDefault, stream),
                        to_host ? "copy from the GPU" : "copy to the GPU");
             check_cuda(cudaEventRecord(piece.copied.get(), stream), "cudaEventRecord");
             piece.stream = stream, piece.host = to_host ? target : nullptr;
@@ -255,6 +256,23 @@ void* device_alloc(size_t bytes) {
 // without reporting the first.
 void device_free(void* memory, size_t) { cudaFree(memory); }
 
+void* host_alloc(size_t bytes) {
+    require(bytes > 0, "host_alloc: 0 bytes");
+    require_usable_device_once();
+    void* memory = nullptr;
+    if (cudaMallocHost(&memory, bytes) != cudaSuccess) {
+        cudaGetLastError();  // so that no later check reports this error
+        fail(Exit::os,
+             "%zu bytes of host memory cannot be pinned: there is not enough memory, or the system limits it (ulimit "
+             "-l)",
+             bytes);
+    }
+    std::memset(memory, 0, bytes);
+    return memory;
+}
+
+void host_free(void* memory, size_t) { cudaFreeHost(memory); }
+
 void copy_to_device(void* device, const void* host, size_t bytes, Stream stream) {
     staging_ring().copy(device, host, bytes, false, cuda_stream(stream));
 }
@@ -267,6 +285,10 @@ void copy_on_device(void* to, const void* from, size_t bytes, Stream stream) {
     check_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, cuda_stream(stream)), "copy on the GPU");
 }
 
+void copy_pinned(void* to, const void* from, size_t bytes, Stream stream) {
+    check_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, cuda_stream(stream)), "copy of pinned memory");
+}
+
 void copy_rows_on_device(void* to, size_t to_step, const void* from, size_t from_step, size_t bytes, size_t rows,
                          Stream stream) {
     check_cuda(
@@ -277,4 +299,19 @@ void copy_rows_on_device(void* to, size_t to_step, const void* from, size_t from
 void synchronize(Stream stream) {
     check_cuda(cudaStreamSynchronize(cuda_stream(stream)), "waiting for the GPU");
     staging_ring().deliver(cuda_stream(stream));
+}
+
+void wait_for(Stream stream, Stream other) {
+    // One event for each stream: a wait is for the last record before it. Never destroyed, like the staging ring.
+    static auto& events = *new std::map<cudaStream_t, Event>;
+    Event& reached = events[cuda_stream(other)];
+    if (!reached) reached = make_event(cudaEventDisableTiming);
+    check_cuda(cudaEventRecord(reached.get(), cuda_stream(other)), "cudaEventRecord");
+    check_cuda(cudaStreamWaitEvent(cuda_stream(stream), reached.get(), 0), "cudaStreamWaitEvent");
+}
+
+SideStream::SideStream() {
+    cudaStream_t made = nullptr;
+    check_cuda(cudaStreamCreateWithFlags(&made, cudaStreamNonBlocking), "cudaStreamCreate");
+    stream_ = {made, [](void* stream) { cudaStreamDestroy(static_cast<cudaStream_t>(stream)); }};
 }

@@ -1,6 +1,7 @@
 // The largest magnitudes (amax) that ops give with their output.
 #include <functional>
 
+#include "test/support/arch_kernels.h"
 #include "test/support/device_array.h"
 #include "test/support/random_values.h"
 
@@ -22,44 +23,49 @@ template <class T> void check_amax(const std::string& op, size_t count, const st
 
 }  // namespace
 
-TEMPLATE_TEST_CASE("attention gives the largest magnitude of its output", "[ops]", bf16, fp16) {
-    using T = TestType;
+namespace {
+
+struct AttentionCase {
+    int batch, seq_len, n_head, n_kv_head, head_size, window;
+    float softcap;
+    bool drops;
+};
+// For each kernel: for heads of 64 and 128, the portable ones without and with other features, and the general one.
+constexpr AttentionCase kAttentionCases[] = {{2, 150, 2, 2, 64, 0, 0, false}, {1, 70, 4, 2, 128, 0, 0, false},
+                                             {2, 45, 2, 2, 64, 0, 0, true},   {1, 200, 2, 1, 64, 30, 20, false},
+                                             {1, 40, 1, 1, 256, 0, 0, false}, {2, 33, 3, 3, 24, 0, 0, false}};
+
+// The value that stands out is seen by all, some or few queries.
+template <class T> void check_attention(const AttentionCase& c) {
     const OnDevice<T> device;
-    struct Case {
-        int batch, seq_len, n_head, n_kv_head, head_size, window;
-        float softcap;
-        bool drops;
-    };
-    // The kernels for heads of 64 and 128, the portable ones without and with other features, and the general one.
-    for (const Case& c : {Case{2, 150, 2, 2, 64, 0, 0, false},
-                          {1, 70, 4, 2, 128, 0, 0, false},
-                          {2, 45, 2, 2, 64, 0, 0, true},
-                          {1, 200, 2, 1, 64, 30, 20, false},
-                          {1, 40, 1, 1, 256, 0, 0, false},
-                          {2, 33, 3, 3, 24, 0, 0, false}}) {
-        const int width = (c.n_head + 2 * c.n_kv_head) * c.head_size;
-        const size_t positions = size_t(c.batch) * size_t(c.seq_len);
-        const size_t count = positions * size_t(c.n_head) * size_t(c.head_size);
-        // The value that stands out is seen by the first, some or the last queries only.
-        for (const size_t position : {size_t(0), positions / 2, positions - 1})
-            for (const int channel : {0, c.head_size - 1}) {
-                CAPTURE(c.head_size, c.softcap, c.drops, position, channel);
-                std::vector<double> values = random_values(positions * size_t(width), 1);
-                values[position * size_t(width) + size_t(width - c.head_size + channel)] = channel ? 1e4 : -1e4;
-                Stored<T> qkv("qkv", Role::input, values);
-                Array<float> lse("lse", Role::output, std::vector<float>(positions * size_t(c.n_head), 0.0f));
-                Array<uint64_t> keys("keys", Role::input, std::vector<uint64_t>(size_t(c.batch), 5));
-                check_amax<T>("attention_forward", count, [&](View out) {
-                    ops::AttentionForward op{};
-                    op.out = out, op.lse = lse.on(device), op.qkv = qkv.on(device);
-                    op.batch = c.batch, op.seq_len = c.seq_len;
-                    op.n_head = c.n_head, op.n_kv_head = c.n_kv_head, op.head_size = c.head_size;
-                    op.scale = 0.1f, op.window = c.window, op.softcap = c.softcap;
-                    if (c.drops) op.dropout = {.keys = keys.on(device), .threshold = ops::dropout_threshold(0.3)};
-                    ops::attention_forward(op, Stream());
-                });
-            }
-    }
+    const int width = (c.n_head + 2 * c.n_kv_head) * c.head_size;
+    const size_t positions = size_t(c.batch) * size_t(c.seq_len);
+    for (const size_t position : {size_t(0), positions / 2, positions - 1})
+        for (const int channel : {0, c.head_size - 1}) {
+            CAPTURE(c.head_size, c.softcap, c.drops, position, channel);
+            std::vector<double> values = random_values(positions * size_t(width), 1);
+            values[position * size_t(width) + size_t(width - c.head_size + channel)] = channel ? 1e4 : -1e4;
+            Stored<T> qkv("qkv", Role::input, values);
+            Array<float> lse("lse", Role::output, std::vector<float>(positions * size_t(c.n_head), 0.0f));
+            Array<uint64_t> keys("keys", Role::input, std::vector<uint64_t>(size_t(c.batch), 5));
+            check_amax<T>("attention_forward", positions * size_t(c.n_head * c.head_size), [&](View out) {
+                ops::AttentionForward op{};
+                op.out = out, op.lse = lse.on(device), op.qkv = qkv.on(device);
+                op.batch = c.batch, op.seq_len = c.seq_len;
+                op.n_head = c.n_head, op.n_kv_head = c.n_kv_head, op.head_size = c.head_size;
+                op.scale = 0.1f, op.window = c.window, op.softcap = c.softcap;
+                if (c.drops) op.dropout = {.keys = keys.on(device), .threshold = ops::dropout_threshold(0.3)};
+                ops::attention_forward(op, Stream());
+            });
+        }
+}
+
+}  // namespace
+
+TEMPLATE_TEST_CASE("attention gives the largest magnitude of its output", "[ops]", bf16, fp16) {
+    for (const AttentionCase& c : kAttentionCases) check_attention<TestType>(c);
+    const WithArchKernels used(arch_kernels());
+    for (const AttentionCase& c : kAttentionCases) check_attention<TestType>(c);
 }
 
 TEMPLATE_TEST_CASE("a GEMM gives the largest magnitude of its output", "[ops]", bf16, fp16) {

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <map>
 
@@ -68,9 +69,15 @@ void check_surroundings(const char* of_host, const Allocation& allocation) {
 
 }  // namespace
 
+size_t device_bytes() {
+    static const char* const mib = std::getenv("SIMULATED_MEMORY");
+    static const size_t bytes = mib ? std::stoull(mib) << 20 : size_t(16) << 30;
+    return bytes;
+}
+
 void* allocate_device(size_t bytes) {
     Memory& m = memory();
-    if (bytes == 0 || m.used_bytes + bytes > kDeviceBytes) return nullptr;
+    if (bytes == 0 || m.used_bytes + bytes > device_bytes()) return nullptr;
     const size_t page_bytes = round_up(bytes, kPageBytes), with_guard = page_bytes + kPageBytes;
     if (!m.reserved) {
         m.reserved = map_at(nullptr, 2 * kReservedBytes, PROT_NONE);

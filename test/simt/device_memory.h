@@ -12,8 +12,8 @@
 
 namespace simt {
 
-// Capacity of the simulated device.
-inline constexpr size_t kDeviceBytes = size_t(16) << 30;
+// Capacity of the simulated device: 16 GiB, or the MiB in the environment variable SIMULATED_MEMORY.
+size_t device_bytes();
 
 // Null if there is not enough. Aligned to 256 bytes.
 void* allocate_device(size_t bytes);

@@ -88,7 +88,8 @@ bool is_copyable(const void* to, const void* from, size_t bytes, cudaMemcpyKind 
         case cudaMemcpyHostToDevice: return to_device && !from_device;
         case cudaMemcpyDeviceToHost: return !to_device && from_device;
         case cudaMemcpyDeviceToDevice: return to_device && from_device;
-        case cudaMemcpyDefault: return true;
+        case cudaMemcpyDefault:
+            return (to_device || simt::on_device(to) == to) && (from_device || simt::on_device(from) == from);
     }
     return false;
 }
@@ -167,8 +168,8 @@ cudaError_t cudaFreeHost(void* memory) {
 }
 
 cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total_bytes) {
-    *total_bytes = simt::kDeviceBytes;
-    *free_bytes = simt::kDeviceBytes - simt::used_device_bytes();
+    *total_bytes = simt::device_bytes();
+    *free_bytes = simt::device_bytes() - simt::used_device_bytes();
     return cudaSuccess;
 }
 
@@ -322,7 +323,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
     // Sets another GPU's name, for code that depends on it.
     const char* name = std::getenv("SIMULATED_GPU");
     *properties = {.name = "",
-                   .totalGlobalMem = simt::kDeviceBytes,
+                   .totalGlobalMem = simt::device_bytes(),
                    .sharedMemPerBlockOptin = shared_bytes_per_block(),
                    .major = simt::options().capability / 10,
                    .minor = simt::options().capability % 10,

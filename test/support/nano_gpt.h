@@ -47,6 +47,7 @@ struct NanoRun {
     std::vector<double> losses;  // per step, averaged over targets
     std::vector<float> norms;
     std::vector<float> state;  // masters and moments at the end
+    OffloadTraffic offload;    // of the last step
 };
 
 // Trains for `steps` steps of `micros` micro-batches each, always on the same tokens for the same step. `change` gets
@@ -73,6 +74,7 @@ inline NanoRun train_nano(GptOptions options, int steps, int micros = 1, float l
         const StepResult result = gpt.end_step();
         run.losses.push_back(result.loss_sum / double(BT * size_t(micros)));
         run.norms.push_back(result.grad_norm);
+        run.offload = result.offload;
     }
     run.state = values_of(gpt.state_tensors());
     return run;

@@ -1,0 +1,98 @@
+// The optimizer's arrays of each parameter in host memory: GptOptions::offload_optimizer.
+//
+// The ops of an update process them in pieces, which pass through two windows of device memory. The copies of a window
+// have their own stream, so one window sends a piece back while the other receives the next one:
+//
+//     window 0        | in 0 |         | out 0 | in 2  |         | out 2 | in 4  | ...
+//     window 1               | in 1    |       | out 1 | in 3    |       | out 3 | ...
+//     the program's          | piece 0 |       | piece 1         | piece 2       | ...
+//
+// The first two pieces arrive during the step's passes; the update starts when the norm of all gradients is known. The
+// device computes the same elements with the same ops as without offload, so the bits are the same.
+#pragma once
+
+#include <array>
+#include <initializer_list>
+#include <optional>
+#include <vector>
+
+#include "kernels/device.h"
+#include "kernels/tensor.h"
+#include "kernels/update_ops.h"
+#include "model/arena.h"
+#include "model/gpt.h"
+
+struct GptState;
+
+struct OffloadState {
+    HostBuffer memory;
+    struct Window {
+        std::byte* memory = nullptr;
+        std::optional<SideStream> copies;  // null in a plan
+    } windows[2];
+    size_t elements = 0;     // of each array in a window
+    OffloadTraffic traffic;  // since begin_step()
+
+    // Whether the array is in host memory.
+    bool has(ConstView array) const;
+};
+
+// Whether masters are in host memory. They stay on the device if they are the compute weights.
+bool masters_are_offloaded(const GptOptions& options);
+
+// Lays out the windows in the arena. Requires the other arrays of the update.
+void place_offload(GptState& s, Arena& arena);
+
+// Creates the streams of the copies.
+void open_offload(GptState& s);
+
+// Call before and after the work of a step that may access the arrays. Pieces are only used between these calls; other
+// work that accesses the arrays follows the second one.
+void begin_step_of_offloaded(GptState& s);
+void end_update_of_offloaded(GptState& s);
+
+// An array that an op on chunks accesses, at this member of each chunk.
+struct ChunkArray {
+    View array;
+    size_t ops::Chunk::*place;
+    bool is_written;
+};
+
+// The pieces of an op on some chunks of GptState::update_chunks, each in device memory while it is the current one.
+// Without arrays in host memory there is one piece.
+//
+//     for (Pieces pieces(s, first_chunk, n_chunks, {{s.master, &ops::Chunk::begin, true}}); pieces.next();)
+//         run(s.stream, op, {.master = pieces[0], .chunks = s.update_chunks + pieces.first_chunk(), ...});
+class Pieces {
+public:
+    Pieces(GptState& s, int first_chunk, int n_chunks, std::initializer_list<ChunkArray> arrays);
+    // Ends the use of the current piece, and makes the next one current. False: there is none.
+    bool next();
+
+    int first_chunk() const { return current_.first; }
+    int n_chunks() const { return current_.count; }
+    // An array of the current piece, in the order of the constructor's. Its elements have the places of the whole
+    // array's elements; only the ones of the piece's chunks exist.
+    View operator[](size_t number) const { return views_[number]; }
+
+private:
+    static constexpr size_t kMaxArrays = 3;
+    struct Range {
+        int first = 0, count = 0;  // chunks
+    };
+
+    bool is_offloaded(size_t number) const;
+    Range range_from(int first) const;
+    View in_window(size_t number, const Range& range, int window) const;
+    Stream copies(int window) const;
+    void copy(const Range& range, int window, bool to_device);
+
+    GptState& s_;
+    int end_;  // of the chunks
+    size_t n_arrays_ = 0;
+    std::array<ChunkArray, kMaxArrays> arrays_;
+    std::array<View, kMaxArrays> views_;
+    bool is_any_offloaded_ = false, is_started_ = false;
+    Range current_, upcoming_;
+    int window_ = 0;  // of the current piece; the upcoming one has the other
+};
