@@ -88,7 +88,7 @@ void add_start(const TrainingRun& run, const char* revision) {
     const DeviceInfo device = device_info();
     Json memory = Json::object();
     for (const MemoryRegion& region : plan_memory(run.gpt.options()))
-        memory[region.category] = memory.value(region.category, size_t(0)) + region.bytes;
+        memory[category_of(region)] = memory.value(category_of(region), size_t(0)) + region.bytes;
     starts.push_back({{"step", run.state.step},
                       {"time", int64_t(std::time(nullptr))},
                       {"revision", revision},

@@ -121,6 +121,11 @@ StepVotes votes_of(TrainingRun& run, StepTimer& timer) {
     return votes;
 }
 
+static std::optional<double> offloaded_bytes(const TrainingRun& run, const StepResult& result) {
+    if (!run.config.offload.optimizer) return std::nullopt;
+    return double(result.offload.to_device + result.offload.to_host);
+}
+
 StepEnd finish_step(TrainingRun& run, const StepTimer& timer, const GpuReading& gpu, const StepResult& result) {
     const Config& config = run.config;
     if (result.votes[kLost] > 0) end_if(run, std::make_exception_ptr(moved_away(config.run.dir)));
@@ -145,6 +150,7 @@ StepEnd finish_step(TrainingRun& run, const StepTimer& timer, const GpuReading& 
                              .comm_ms = comm.waited_ms,
                              .optimizer_ms = result.update_ms,
                              .comm_bytes = comm.bytes_sent,
+                             .offload_bytes = offloaded_bytes(run, result),
                              .resident_bytes = resident_bytes(),
                              .noise_scale = add_noise(run, result, tokens),
                              .skipped = result.non_finite_tensor,

@@ -101,6 +101,11 @@ struct Config {
         double learning_rate = 6e-4;
     } optim;
 
+    struct Offload {
+        bool optimizer = false;
+        int window_mb = 192;  // of each window
+    } offload;
+
     struct Schedule {
         LrSchedule name = LrSchedule::cosine;
         int warmup_steps = 700;

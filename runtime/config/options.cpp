@@ -193,6 +193,13 @@ std::vector<Option> training_options(Config& c) {
          "as for on_spike"},
         {"train.check_replicas_every", &c.train.check_replicas_every, kStepsOr0,
          "steps between comparisons of replicas, which detect silent data corruption; 0: never", kNone},
+
+        {"offload.optimizer", &c.offload.optimizer, kAnything,
+         "keep the optimizer's state in host memory: masters, unless they are the compute weights, state of each "
+         "parameter, and averages",
+         kNone},
+        {"offload.window_mb", &c.offload.window_mb, between(0, 1 << 20),
+         "MiB of device memory for each of the two windows through which they pass; 0: the least", kNone},
     };
 }
 

@@ -40,6 +40,7 @@ template <class Field> void describe(const TrainRecord& record, Field field) {
     auto add_known = [&](const char* key, const std::optional<double>& value) {
         if (value) field(key, *value);
     };
+    add_known("offload_bytes", record.offload_bytes);
     add_known("noise_scale", record.noise_scale);
     add_known("power_w", record.power_w);
     add_known("gpu_temperature_c", record.gpu_temperature_c);

@@ -25,15 +25,16 @@ struct TrainRecord {
     double epoch = 0;    // passes over the training data, this step included
     double step_ms = 0;
     double tokens_per_s = 0;
-    std::optional<double> mfu = {};          // absent: the machine's peak is unknown
-    double data_ms = 0;                      // of step_ms, waiting for tokens
-    double comm_ms = 0;                      // of step_ms, waiting for other ranks: exposed communication
-    double optimizer_ms = 0;                 // of step_ms: norm, clipping and update
-    uint64_t comm_bytes = 0;                 // tensor bytes sent by this rank
-    uint64_t resident_bytes = 0;             // host memory of this rank's process
-    std::optional<double> noise_scale = {};  // tokens; absent: not measured
-    std::string skipped = {};                // the first tensor with a non-finite gradient, if the update was skipped
-    double time = 0;                         // Unix seconds at the step's end
+    std::optional<double> mfu = {};            // absent: the machine's peak is unknown
+    double data_ms = 0;                        // of step_ms, waiting for tokens
+    double comm_ms = 0;                        // of step_ms, waiting for other ranks: exposed communication
+    double optimizer_ms = 0;                   // of step_ms: norm, clipping and update
+    uint64_t comm_bytes = 0;                   // tensor bytes sent by this rank
+    std::optional<double> offload_bytes = {};  // copied between this rank's device and host; absent: no offload
+    uint64_t resident_bytes = 0;               // host memory of this rank's process
+    std::optional<double> noise_scale = {};    // tokens; absent: not measured
+    std::string skipped = {};                  // the first tensor with a non-finite gradient, if the update was skipped
+    double time = 0;                           // Unix seconds at the step's end
     // If known: the power of all ranks' GPUs, the other sensors of rank 0's GPU, and what throttles it.
     std::optional<double> power_w = {}, gpu_temperature_c = {}, sm_clock_mhz = {};
     std::string throttle = {};

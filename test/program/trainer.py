@@ -29,7 +29,7 @@ TINY = {
     "checkpoint": {"every_steps": 0},
     "eval": {"every_steps": 0, "batches": 0},
 }
-OTHER_SECTIONS = ["average", "sample", "log", "loss_scale", "parallel", "device"]
+OTHER_SECTIONS = ["average", "sample", "log", "loss_scale", "offload", "parallel", "device"]
 # Runs of Open MPI that start and end at the same time fail if they share a folder: one removes what the other made.
 SESSIONS = tempfile.TemporaryDirectory()
 os.environ["OMPI_MCA_orte_tmpdir_base"] = SESSIONS.name

@@ -36,6 +36,8 @@ GptOptions gpt_options(const Config& config, const Grid& grid, int rank) {
                        .fp8_gradients = config.train.fp8_gradients == Fp8Gradients::e5m2 ? Dtype::e5m2 : Dtype::e4m3,
                        .recompute = level,
                        .optimizer = config.optim,
+                       .offload_optimizer = config.offload.optimizer,
+                       .offload_window_bytes = size_t(config.offload.window_mb) << 20,
                        .averages = config.average.kind != AverageKind::none,
                        .dropout = config.model.dropout,
                        .seed = config.run.seed,

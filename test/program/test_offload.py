@@ -1,0 +1,91 @@
+"""offload.*: state in host memory, with the bits and the traffic that are expected."""
+import re
+import shutil
+import subprocess
+
+from test_simulated import SIMULATED
+from trainer import ENVIRONMENT, TrainerTest
+
+# About 130,000 parameters: eight pieces in windows of the least size.
+MODEL = {"model_n_layer": 3, "model_n_embd": 64, "model_n_head": 2, "train_precision": "bf16", "train_max_steps": 3,
+         "train_batch_size": 1, "train_total_batch_tokens": 80, "offload_window_mb": 0}
+WORKSPACE = 80  # MiB of GPU memory for GEMMs
+
+
+class Offload(TrainerTest):
+    def simulated(self, *flags, expect=0, memory=None, **changes):
+        """Trains on a simulated GPU with `memory` MiB; returns the output."""
+        environment = {**ENVIRONMENT, **({"SIMULATED_MEMORY": str(memory)} if memory else {})}
+        run = subprocess.run([SIMULATED, self.write_config(**{**MODEL, **changes}), *(flags or ["--fresh"])],
+                             cwd=self.dir, timeout=300, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                             env=environment)
+        self.assertEqual(run.returncode, expect, run.stdout)
+        return run.stdout
+
+    def results(self, steps=MODEL["train_max_steps"]):
+        """The losses, norms and logical state of the run."""
+        return [(record["loss"], record["grad_norm"]) for record in self.records(kind="train")], \
+            self.logical_state(steps, "run")
+
+    def planned(self, *settings):
+        """Returns the bytes of the plan: on the device, on the host, to the device, to the host."""
+        said = self.run_trainer("plan", "config.json", *settings)
+        return [int(re.search(pattern, said)[1]) for pattern in (
+            r"(?m)^total +(\d+) bytes", r"total, host +(\d+) bytes", r"offload +(\d+) bytes per step to the device",
+            r"bytes per step to the device, (\d+) to the host")]
+
+    def test_optimizer_on_a_simulated_gpu(self):
+        """Copies overtake each other there as much as streams allow."""
+        for name in ("adamw", "lamb", "muon"):
+            with self.subTest(name):
+                changes = {"optim_name": name, "average_kind": "exponential"}
+                self.simulated(**changes)
+                expected = self.results()
+                self.simulated(**changes, offload_optimizer=True)
+                self.assertEqual(self.results(), expected)
+                _, _, to_device, to_host = self.planned()
+                for record in self.records(kind="train"):
+                    self.assertEqual(record["offload_bytes"], to_device + to_host)
+
+    def test_optimizer_at_every_zero_stage(self):
+        for stage in range(4):
+            with self.subTest(stage):
+                changes = {"parallel_zero_stage": stage, "train_total_batch_tokens": 160}
+                self.simulated("--nproc", "2", "--fresh", **changes)
+                expected = self.results()
+                self.simulated("--nproc", "2", "--fresh", **changes, offload_optimizer=True)
+                self.assertEqual(self.results(), expected)
+
+    def test_a_gpu_without_memory_for_the_state(self):
+        """The wide model's masters and moments have 29 MB. A GPU for all but them also has the GEMMs' workspace."""
+        wide = {"model_n_embd": 256, "model_n_head": 4, "train_max_steps": 1}
+        self.write_config(**MODEL | wide, offload_optimizer=True)
+        on_device, on_host, *_ = self.planned()
+        self.assertGreater(on_host, 28e6)
+        memory = (on_device >> 20) + 2 + WORKSPACE
+        said = self.simulated(expect=71, memory=memory, **wide)
+        self.assertIn("not enough memory", said)
+        self.assertIn("offload.optimizer", said)
+        self.simulated(memory=memory, **wide, offload_optimizer=True)
+
+    def test_a_run_resumes_with_and_without_offload(self):
+        """The state in the checkpoint is the same, so the key may change."""
+        changes = {**MODEL, "checkpoint_every_steps": 2}
+        self.train("--fresh", **changes)
+        expected = self.weights(3)
+        for first, then in ((False, True), (True, False), (True, True)):
+            self.train("--fresh", **changes, offload_optimizer=first)
+            shutil.rmtree(self.step_dir(3))
+            self.train("--resume", **changes, offload_optimizer=then)
+            self.assertEqual(self.weights(3), expected)
+
+    def test_evaluation_sampling_and_export_of_the_average(self):
+        changes = {**MODEL, "average_kind": "exponential", "eval_every_steps": 2, "eval_batches": 2,
+                   "sample_every_steps": 2, "sample_tokens": 4}
+        outputs = []
+        for offload in (False, True):
+            self.train("--fresh", **changes, offload_optimizer=offload)
+            outputs.append((self.records(), self.run_trainer("eval", "run", "--batches", "2")))
+        for record in outputs[1][0]:
+            record.pop("offload_bytes", None)
+        self.assertEqual(outputs[1], outputs[0])
