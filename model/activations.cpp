@@ -71,9 +71,12 @@ struct ActivationRow {
 constexpr unsigned kShared = 1;    // among all layers and micro-steps at every level: only the next op reads it
 constexpr unsigned kDeferred = 2;  // kept between two passes of a micro-step's backward pass, if it has two
 constexpr unsigned kOperand = 4;   // of linear layers, with an amax
+constexpr unsigned kInput = 8;     // of blocks, which may be in host memory
 
 // For activations that are kept at every level.
 constexpr Recompute kNever = Recompute::automatic;
+
+constexpr size_t kWindows = 2;  // of device memory for activations in host memory
 
 constexpr const char* kBackward = "backward buffers";  // only training needs them
 
@@ -89,7 +92,7 @@ const std::vector<ActivationRow>& activation_table() {
         {"embedding", kept, &S::per_embedding, residual, kNever, [](G& g) -> A& { return g.embedding; }},
         {"norm_e_mean", kept, &S::per_embedding_mean, statistic, kNever, [](G& g) -> A& { return g.norm_e.mean; }},
         {"norm_e_rstd", kept, &S::per_embedding_rstd, statistic, kNever, [](G& g) -> A& { return g.norm_e.rstd; }},
-        {"residual", kept, &S::per_channel, residual, kNever, [](B& b) -> A& { return b.residual; }},
+        {"residual", kept, &S::per_channel, residual, kNever, [](B& b) -> A& { return b.residual; }, kInput},
         {"norm1", kept, &S::per_channel, branch, R::norm, [](B& b) -> A& { return b.norm1.out; }, kOperand},
         {"norm1_mean", kept, &S::per_mean, statistic, R::block, [](B& b) -> A& { return b.norm1.mean; }},
         {"norm1_rstd", kept, &S::per_row, statistic, R::block, [](B& b) -> A& { return b.norm1.rstd; }},
@@ -165,6 +168,21 @@ static std::vector<Activation*> places_of(const ActivationRow& row, const std::v
     return places;
 }
 
+size_t residual_elements(const GptOptions& options) {
+    return options.part().rows() / size_t(options.tensor_parallel.size) * size_t(options.shape.n_embd);
+}
+
+// Successive activations of `count` elements have different windows.
+static void place_on_host(const std::vector<Activation*>& places, View windows, View host, size_t count) {
+    for (size_t i = 0; i < places.size(); i++) {
+        const size_t window = i % kWindows;
+        *places[i] = {.view = windows.from(window * count),
+                      .is_kept = true,
+                      .on_host = host.from(i * count),
+                      .window = int(window)};
+    }
+}
+
 std::vector<GptActivations> place_activations(const GptOptions& options, Arena& arena) {
     const size_t tokens = options.part().rows();
     const auto parts = size_t(options.tensor_parallel.size);
@@ -196,6 +214,11 @@ std::vector<GptActivations> place_activations(const GptOptions& options, Arena& 
         // The residual stream and the branches currently have the same type.
         const Dtype dtype = row.storage == Storage::statistic ? Dtype::fp32 : options.precision;
         const size_t arrays = is_shared ? 1 : places.size();
+        if (options.offload_activations && row.is & kInput && !is_shared) {
+            place_on_host(places, arena.take(row.category, row.name, count * kWindows, dtype),
+                          arena.take(row.category, row.name, count * arrays, dtype, true), count);
+            continue;
+        }
         if (std::strcmp(row.name, name) != 0) buffer = arena.take(row.category, row.name, count * arrays, dtype);
         name = row.name;
         float* amax = nullptr;

@@ -15,6 +15,8 @@
 struct Activation {
     View view;
     bool is_kept = true;  // until backward has read it; else backward recomputes it
+    View on_host = {};    // its memory until backward, if other activations use the view's too: see model/offload.h
+    int window = 0;       // number of the view, if on_host
 
     operator ConstView() const { return view; }
 };
@@ -65,6 +67,9 @@ struct GptActivations {
     Activation dbranch;    // (B, T, max(C, NH HS)), gradient of a norm's or of attention's output
     Activation dwide;      // (B, T, max(fc channels, qkv channels, C)), gradient of fc, then of qkv
 };
+
+// Returns the number of elements of a rank's part of the residual stream in a pass.
+size_t residual_elements(const GptOptions& options);
 
 // Returns this rank's passes of a step.
 std::vector<Pass> passes_of(const GptOptions& options, int micro_steps);

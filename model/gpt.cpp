@@ -213,6 +213,7 @@ void Gpt::load(const int* tokens, const int* targets) {
 static void queue_pass(GptState& s, const Pass& pass, const Pass* next, bool is_measured) {
     StagePass place = stage_pass(s, layer_context(s, step_sizes(s)), pass.chunk, pass.micro_step);
     place.x.dropout = place.input.dropout;
+    place.is_training = true;
     if (s.options.fp8) place.x.fp8 = &s.fp8;
     switch (pass.kind) {
         case Pass::forward: return forward_part(s, place, next, is_measured);
@@ -221,13 +222,15 @@ static void queue_pass(GptState& s, const Pass& pass, const Pass* next, bool is_
     }
 }
 
-// Whether the pass is only work on the device: without collectives, a host that reads results, or a trace. Collectives
+// Whether the pass is only work on the device: without collectives, a host that reads results, copies from or to host
+// memory, or a trace. Collectives
 // start in the step's last micro-step, and the first micro-step waits for the parameters of the last update.
 static bool is_recordable(const GptState& s, const Pass& pass) {
     const GptOptions& o = s.options;
     const bool is_between = 0 < pass.micro_step && pass.micro_step + 1 < s.step.micro_steps;
-    return !s.stream.trace && o.pipeline.size == 1 && o.tensor_parallel.size == 1 && o.context.size == 1 &&
-           o.keeps_whole_parameters() && o.keeps_whole_gradients() && (o.ranks == 1 || is_between);
+    return !s.stream.trace && !o.offload_activations && o.pipeline.size == 1 && o.tensor_parallel.size == 1 &&
+           o.context.size == 1 && o.keeps_whole_parameters() && o.keeps_whole_gradients() &&
+           (o.ranks == 1 || is_between);
 }
 
 static void compute_pass(GptState& s, const Pass& pass, const Pass* next) {

@@ -45,7 +45,7 @@ struct StepSettings {
     uint64_t first_sample = 0;
 };
 
-// Bytes that a rank copied between device and host for GptOptions::offload_optimizer.
+// Bytes that a rank copies between device and host for GptOptions::offload_optimizer and offload_activations.
 struct OffloadTraffic {
     size_t to_device = 0, to_host = 0;
     bool operator==(const OffloadTraffic&) const = default;

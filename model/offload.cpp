@@ -39,24 +39,44 @@ void place_offload(GptState& s, Arena& arena) {
     const size_t least = size_t(ops::kChunkElements) + kTensorAlignment;
     s.offload.elements = std::min(longest, std::max(wanted, least));
     for (const int number : {0, 1})
-        s.offload.windows[number].memory =
+        s.offload.windows[number] =
             arena.take<std::byte>("offload", format("window_%d", number), s.offload.elements * bytes);
 }
 
 void open_offload(GptState& s) {
-    for (OffloadState::Window& window : s.offload.windows)
-        if (s.options.offload_optimizer) window.copies.emplace();
+    if (!s.options.offload_optimizer && !s.options.offload_activations) return;
+    for (std::optional<SideStream>& copies : s.offload.copies) copies.emplace();
 }
 
 void begin_step_of_offloaded(GptState& s) {
     s.offload.traffic = {};
-    for (const OffloadState::Window& window : s.offload.windows)
-        if (window.copies) wait_for(window.copies->stream(), s.stream);  // which may have changed the arrays
+    for (const std::optional<SideStream>& copies : s.offload.copies)
+        if (copies) wait_for(copies->stream(), s.stream);  // which may have changed the arrays
 }
 
 void end_update_of_offloaded(GptState& s) {
-    for (const OffloadState::Window& window : s.offload.windows)
-        if (window.copies) wait_for(s.stream, window.copies->stream());
+    for (const std::optional<SideStream>& copies : s.offload.copies)
+        if (copies) wait_for(s.stream, copies->stream());
+}
+
+void hold(const GptState& s, const Activation& input) {
+    if (input.on_host) wait_for(s.stream, s.offload.stream(input.window));
+}
+
+static void copy_input(GptState& s, const Activation& input, View to, View from, size_t& traffic) {
+    if (!input.on_host) return;
+    const size_t bytes = residual_elements(s.options) * size_of(input.view.dtype);
+    wait_for(s.offload.stream(input.window), s.stream);
+    copy_pinned(to.data, from.data, bytes, s.offload.stream(input.window));
+    traffic += bytes;
+}
+
+void send(GptState& s, const Activation& input) {
+    copy_input(s, input, input.on_host, input.view, s.offload.traffic.to_host);
+}
+
+void fetch(GptState& s, const Activation& input) {
+    copy_input(s, input, input.view, input.on_host, s.offload.traffic.to_device);
 }
 
 Pieces::Pieces(GptState& s, int first_chunk, int n_chunks, std::initializer_list<ChunkArray> arrays)
@@ -68,12 +88,11 @@ Pieces::Pieces(GptState& s, int first_chunk, int n_chunks, std::initializer_list
         is_any_offloaded_ = is_any_offloaded_ || is_offloaded(i);
     }
     if (!is_any_offloaded_) return;
-    for (const int window : {0, 1}) wait_for(copies(window), copies(1 - window));  // pieces of the op before
+    for (const int window : {0, 1})
+        wait_for(s.offload.stream(window), s.offload.stream(1 - window));  // pieces of the op before
     upcoming_ = range_from(first_chunk);
     copy(upcoming_, 1 - window_, true);
 }
-
-Stream Pieces::copies(int window) const { return s_.offload.windows[window].copies->stream(); }
 
 bool Pieces::is_offloaded(size_t number) const { return s_.offload.has(arrays_[number].array); }
 
@@ -103,7 +122,7 @@ View Pieces::in_window(size_t number, const Range& range, int window) const {
     for (size_t i = 0; i < number; i++)
         if (is_offloaded(i)) bytes += s_.offload.elements * size_of(arrays_[i].array.dtype);
     View view = arrays_[number].array;
-    view.data = s_.offload.windows[window].memory + bytes -
+    view.data = s_.offload.windows[window] + bytes -
                 window_begin(s_.host_update_chunks[size_t(range.first)], arrays_[number].place) * size_of(view.dtype);
     return view;
 }
@@ -123,7 +142,7 @@ void Pieces::copy(const Range& range, int window, bool to_device) {
                 end += size_t(chunks[next++].count);
             const View from = (to_device ? host : device).from(begin), to = (to_device ? device : host).from(begin);
             const size_t bytes = (end - begin) * size_of(host.dtype);
-            copy_pinned(to.data, from.data, bytes, copies(window));
+            copy_pinned(to.data, from.data, bytes, s_.offload.stream(window));
             traffic += bytes;
         }
     }
@@ -137,14 +156,14 @@ bool Pieces::next() {
         return is_first;
     }
     if (!is_first) {
-        wait_for(copies(window_), s_.stream);
+        wait_for(s_.offload.stream(window_), s_.stream);
         copy(current_, window_, false);
     }
     current_ = upcoming_, window_ = 1 - window_;
     if (current_.count == 0) return false;
     for (size_t i = 0; i < n_arrays_; i++)
         if (is_offloaded(i)) views_[i] = in_window(i, current_, window_);
-    wait_for(s_.stream, copies(window_));
+    wait_for(s_.stream, s_.offload.stream(window_));
     upcoming_ = range_from(current_.first + current_.count);
     copy(upcoming_, 1 - window_, true);
     return true;

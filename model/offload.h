@@ -1,14 +1,19 @@
-// The optimizer's arrays of each parameter in host memory: GptOptions::offload_optimizer.
+// Arrays in host memory: the optimizer's of each parameter with GptOptions::offload_optimizer, the inputs of blocks
+// with offload_activations. They pass through windows of device memory, and the copies of a window have their own
+// stream.
 //
-// The ops of an update process them in pieces, which pass through two windows of device memory. The copies of a window
-// have their own stream, so one window sends a piece back while the other receives the next one:
+// The ops of an update process the optimizer's arrays in pieces. While one window sends a piece back, the other
+// receives the next one:
 //
 //     window 0        | in 0 |         | out 0 | in 2  |         | out 2 | in 4  | ...
 //     window 1               | in 1    |       | out 1 | in 3    |       | out 3 | ...
 //     the program's          | piece 0 |       | piece 1         | piece 2       | ...
 //
-// The first two pieces arrive during the step's passes; the update starts when the norm of all gradients is known. The
-// device computes the same elements with the same ops as without offload, so the bits are the same.
+// The first two pieces arrive during the step's passes; the update starts when the norm of all gradients is known.
+// Inputs of blocks have two windows too, for the even and the odd ones: an input is sent after the block's forward pass
+// and arrives before its backward pass, in both cases while the neighbor is computed.
+//
+// The device computes the same elements with the same ops as without offload, so the bits are the same.
 #pragma once
 
 #include <array>
@@ -19,6 +24,7 @@
 #include "kernels/device.h"
 #include "kernels/tensor.h"
 #include "kernels/update_ops.h"
+#include "model/activations.h"
 #include "model/arena.h"
 #include "model/gpt.h"
 
@@ -26,15 +32,14 @@ struct GptState;
 
 struct OffloadState {
     HostBuffer memory;
-    struct Window {
-        std::byte* memory = nullptr;
-        std::optional<SideStream> copies;  // null in a plan
-    } windows[2];
-    size_t elements = 0;     // of each array in a window
-    OffloadTraffic traffic;  // since begin_step()
+    std::optional<SideStream> copies[2];  // of each window, of the update's arrays and of activations; null in a plan
+    std::byte* windows[2] = {};           // of the update's arrays
+    size_t elements = 0;                  // of each array in a window
+    OffloadTraffic traffic;               // since begin_step()
 
     // Whether the array is in host memory.
     bool has(ConstView array) const;
+    Stream stream(int window) const { return copies[window]->stream(); }
 };
 
 // Whether masters are in host memory. They stay on the device if they are the compute weights.
@@ -50,6 +55,16 @@ void open_offload(GptState& s);
 // work that accesses the arrays follows the second one.
 void begin_step_of_offloaded(GptState& s);
 void end_update_of_offloaded(GptState& s);
+
+// The input of a block whose BlockActivations::residual is in host memory; else these do nothing. Forward pass: hold it
+// before the block, send it after the block. Backward pass: fetch it two blocks ahead, hold it before the block.
+//
+// Work queued later may write or read the window.
+void hold(const GptState& s, const Activation& input);
+// Sends the window's content after the work queued so far.
+void send(GptState& s, const Activation& input);
+// Brings the content back to the window after the work queued so far.
+void fetch(GptState& s, const Activation& input);
 
 // An array that an op on chunks accesses, at this member of each chunk.
 struct ChunkArray {
@@ -84,7 +99,6 @@ private:
     bool is_offloaded(size_t number) const;
     Range range_from(int first) const;
     View in_window(size_t number, const Range& range, int window) const;
-    Stream copies(int window) const;
     void copy(const Range& range, int window, bool to_device);
 
     GptState& s_;

@@ -86,14 +86,16 @@ struct GptOptions {
     Dtype fp8_gradients = Dtype::e5m2;  // of the outputs' gradients
     Recompute recompute = Recompute::none;
     OptimizerSettings optimizer;
-    bool offload_optimizer = false;   // these are in host memory: masters, unless computes_with_masters(); optimizer
-                                      // state of each parameter; averages
-    size_t offload_window_bytes = 0;  // of device memory for each of two windows; at least what a chunk needs
-    bool averages = false;            // keep an average of the masters, see StepSettings::average_weight
-    double dropout = 0;               // probability of dropping an element in training, below 1; see DropoutSite
-    uint64_t seed = 0;                // of the dropout masks and of stochastic rounding
-    float z_loss = 0;                 // factor of the squared log-sum-exp in the objective
-    bool document_mask = false;       // tokens do not see earlier documents; document_token starts one
+    bool offload_optimizer = false;    // these are in host memory: masters, unless computes_with_masters(); optimizer
+                                       // state of each parameter; averages
+    size_t offload_window_bytes = 0;   // of device memory for each of two windows; at least what a chunk needs
+    bool offload_activations = false;  // the inputs of the blocks are in host memory until backward needs them;
+                                       // recompute is block
+    bool averages = false;             // keep an average of the masters, see StepSettings::average_weight
+    double dropout = 0;                // probability of dropping an element in training, below 1; see DropoutSite
+    uint64_t seed = 0;                 // of the dropout masks and of stochastic rounding
+    float z_loss = 0;                  // factor of the squared log-sum-exp in the objective
+    bool document_mask = false;        // tokens do not see earlier documents; document_token starts one
     int document_token = -1;
     int head_rows = 0;             // rows of logits held at a time, at least 1
     int cached_sequences = 0;      // sequences in the KV cache, for prefill() and decode(): at most B T, 0 in training

@@ -20,9 +20,8 @@ static size_t bytes_in(const GptOptions& options, bool is_on_host) {
 size_t planned_bytes(const GptOptions& options) { return bytes_in(options, false); }
 size_t planned_host_bytes(const GptOptions& options) { return bytes_in(options, true); }
 
-OffloadTraffic planned_traffic(const GptOptions& options) {
+static OffloadTraffic traffic_of_update(const GptOptions& options) {
     OffloadTraffic traffic;
-    if (!options.offload_optimizer) return traffic;
     const TensorLayout layout = lay_out_rank(options);
     const UpdateLayout update = lay_out_update(options, layout);
     const size_t master = masters_are_offloaded(options) ? size_of(options.optimizer.master_type()) : 0;
@@ -30,16 +29,26 @@ OffloadTraffic planned_traffic(const GptOptions& options) {
         const size_t count = owned_part(options, layout, layout.tensors[i]).count;
         const OptimizerRow& row = update.row_of(i);
         const size_t state = row.slots.size() * size_of(options.optimizer.state_type());
-        const size_t reads_twice = row.scope == UpdateScope::layer     ? master + state  // for the trust ratios
-                                   : row.scope == UpdateScope::factors ? master
-                                                                       : 0;
-        traffic.to_device += count * (master + state + reads_twice);
+        size_t again = 0;  // for the trust ratios
+        if (row.scope == UpdateScope::layer) again = master + state;
+        if (row.scope == UpdateScope::factors) again = master;
+        traffic.to_device += count * (master + state + again);
         traffic.to_host += count * (master + state);
         if (!options.averages) continue;
         traffic.to_device += count * (sizeof(float) + master);
         traffic.to_host += count * sizeof(float);
     }
     return traffic;
+}
+
+OffloadTraffic planned_traffic(const GptOptions& options) {
+    OffloadTraffic traffic;
+    if (options.offload_optimizer) traffic = traffic_of_update(options);
+    size_t layers = 0;
+    for (const LayerRange& range : own_layers(options)) layers += size_t(range.count);
+    const size_t input = residual_elements(options) * size_of(options.precision);
+    const size_t inputs = options.offload_activations ? size_t(options.micro_steps) * layers * input : 0;
+    return {traffic.to_device + inputs, traffic.to_host + inputs};
 }
 
 TokenWork token_work(const GptShape& shape, int seq_len) {

@@ -11,7 +11,8 @@
 size_t planned_bytes(const GptOptions& options);
 size_t planned_host_bytes(const GptOptions& options);
 
-// Returns what a step copies for options.offload_optimizer, if it changes the weights.
+// Returns what a step with all its micro-steps copies for offload_optimizer and offload_activations, if it changes the
+// weights.
 OffloadTraffic planned_traffic(const GptOptions& options);
 
 // Returns the size of Gpt::saved_tensors(), this rank's part of a checkpoint.

@@ -21,6 +21,7 @@ struct StagePass {
     bool is_first, is_last;  // whether the part begins with the embedding, and ends with the head
     const GptActivations& acts;
     const MicroStepInput& input;
+    bool is_training = false;  // the forward pass has a backward pass
 };
 // `x` with the documents of the micro-step's input.
 StagePass stage_pass(const GptState& s, const LayerContext& x, int chunk, int micro_step);

@@ -122,7 +122,7 @@ StepVotes votes_of(TrainingRun& run, StepTimer& timer) {
 }
 
 static std::optional<double> offloaded_bytes(const TrainingRun& run, const StepResult& result) {
-    if (!run.config.offload.optimizer) return std::nullopt;
+    if (!run.config.offload.is_on()) return std::nullopt;
     return double(result.offload.to_device + result.offload.to_host);
 }
 

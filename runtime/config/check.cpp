@@ -168,6 +168,9 @@ void check_grid(const Config& c, int world, Check& check) {
     check_sequences("train.seq_len", c.train.seq_len);
     for (const auto& [until_step, seq_len] : c.train.seq_ramp)
         check_sequences(format("train.seq_ramp: seq_len until step %d", until_step), seq_len);
+    check.that(!c.offload.activations || c.train.recompute == Recompute::block,
+               "offload.activations keeps only the inputs of the blocks: train.recompute must be \"block\", is \"%s\"",
+               name_of(c.train.recompute));
     if (pipeline == 1) return;
     check.that(c.parallel.zero_stage < 3,
                "parallel.zero_stage (3) must be at most 2 with parallel.pipeline (%d): each micro-step would "

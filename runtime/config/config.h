@@ -102,7 +102,8 @@ struct Config {
     } optim;
 
     struct Offload {
-        bool optimizer = false;
+        bool optimizer = false, activations = false;
+        bool is_on() const { return optimizer || activations; }
         int window_mb = 192;  // of each window
     } offload;
 

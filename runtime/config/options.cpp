@@ -198,8 +198,13 @@ std::vector<Option> training_options(Config& c) {
          "keep the optimizer's state in host memory: masters, unless they are the compute weights, state of each "
          "parameter, and averages",
          kNone},
+        {"offload.activations", &c.offload.activations, kAnything,
+         "keep the inputs of the blocks in host memory between the forward and the backward pass; needs "
+         "train.recompute block",
+         kNone},
         {"offload.window_mb", &c.offload.window_mb, between(0, 1 << 20),
-         "MiB of device memory for each of the two windows through which they pass; 0: the least", kNone},
+         "MiB of device memory for each of the two windows through which the optimizer's state passes; 0: the least",
+         kNone},
     };
 }
 

@@ -113,3 +113,41 @@ TEST_CASE("offload: averages replace the masters and leave them", "[model][offlo
     gpt.restore_masters();
     CHECK(same_bits(values_of(gpt.master_tensors()), masters));
 }
+
+TEST_CASE("offload: activations give the same bits and copy what the plan says", "[model][offload]") {
+    std::vector<GptOptions> all(4, with_optimizer(OptimizerKind::adamw));
+    all[1].dropout = 0.2, all[1].shape.embedding_norm = true;
+    all[2].precision = Dtype::fp32, all[2].shape.n_layer = 1;
+    all[3].offload_optimizer = true, all[3].shape.n_layer = 4, all[3].document_mask = true, all[3].document_token = 5;
+    for (GptOptions options : all) {
+        options.recompute = Recompute::block;
+        CAPTURE(options.dropout, options.shape.n_layer, options.offload_optimizer);
+        const NanoRun expected = train_nano(options, 3, 2);
+        GptOptions with = options;
+        with.offload_activations = true;
+        const NanoRun found = train_nano(with, 3, 2);
+        CHECK(found.losses == expected.losses);
+        CHECK(same_bits(found.state, expected.state));
+        with.micro_steps = options.micro_steps = 2;
+        const OffloadTraffic planned = planned_traffic(with), before = planned_traffic(options);
+        CHECK(found.offload == planned);
+        const size_t input = size_t(options.batch) * size_t(options.seq_len) * size_t(options.shape.n_embd) *
+                             size_of(options.precision);
+        CHECK(planned.to_host - before.to_host == 2 * size_t(options.shape.n_layer) * input);
+    }
+}
+
+TEST_CASE("offload: the memory of activations does not depend on the number of layers", "[model][offload]") {
+    const auto bytes = [](int layers, bool offloads) {
+        GptOptions options = with_optimizer(OptimizerKind::adamw);
+        options.recompute = Recompute::block, options.offload_activations = offloads;
+        options.shape.n_layer = layers;
+        size_t sum = 0;
+        for (const MemoryRegion& region : plan_memory(options))
+            if (!region.is_on_host && std::string(region.category) == "activations") sum += region.bytes;
+        return sum;
+    };
+    CHECK(bytes(3, true) == bytes(9, true));
+    CHECK(bytes(2, true) == bytes(2, false));
+    CHECK(bytes(9, false) - bytes(3, false) == 6 * (bytes(3, false) - bytes(2, false)));
+}

@@ -56,6 +56,32 @@ class Offload(TrainerTest):
                 self.simulated("--nproc", "2", "--fresh", **changes, offload_optimizer=True)
                 self.assertEqual(self.results(), expected)
 
+    def test_activations_on_a_simulated_gpu(self):
+        changes = {"model_n_layer": 4, "train_recompute": "block"}
+        self.simulated(**changes)
+        expected = self.results()
+        for both in (False, True):
+            self.simulated(**changes, offload_activations=True, offload_optimizer=both)
+            self.assertEqual(self.results(), expected)
+            _, _, to_device, to_host = self.planned()
+            self.assertEqual(self.records(kind="train")[-1]["offload_bytes"], to_device + to_host)
+
+    def test_activations_of_every_kind_of_ranks(self):
+        changes = {"model_n_layer": 4, "train_recompute": "block", "train_total_batch_tokens": 160}
+        for layout in ({"parallel_pipeline": 2}, {"parallel_tensor": 2},
+                       {"parallel_pipeline": 2, "parallel_pipeline_schedule": "interleaved"},
+                       {"parallel_context": 2, "model_n_positions": 64, "train_seq_len": 64,
+                        "train_total_batch_tokens": 256}, {"parallel_zero_stage": 3}):
+            with self.subTest(layout):
+                for offload in (False, True):
+                    self.simulated("--nproc", "2", "--fresh", **{**changes, **layout}, offload_activations=offload)
+                    expected = self.results() if not offload else expected
+                self.assertEqual(self.results(), expected)
+
+    def test_activations_need_recomputation(self):
+        said = self.run_trainer(self.write_config(**MODEL, offload_activations=True), expect=78)
+        self.assertIn('train.recompute must be "block", is "none"', said)
+
     def test_a_gpu_without_memory_for_the_state(self):
         """The wide model's masters and moments have 29 MB. A GPU for all but them also has the GEMMs' workspace."""
         wide = {"model_n_embd": 256, "model_n_head": 4, "train_max_steps": 1}

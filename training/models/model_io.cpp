@@ -38,6 +38,7 @@ GptOptions gpt_options(const Config& config, const Grid& grid, int rank) {
                        .optimizer = config.optim,
                        .offload_optimizer = config.offload.optimizer,
                        .offload_window_bytes = size_t(config.offload.window_mb) << 20,
+                       .offload_activations = config.offload.activations,
                        .averages = config.average.kind != AverageKind::none,
                        .dropout = config.model.dropout,
                        .seed = config.run.seed,
