@@ -144,7 +144,7 @@ static void plan_passes(GptState& s) {
 void Gpt::begin_step(const StepSettings& settings) {
     GptState& s = *state_;
     s.step = settings;
-    begin_step_of_offloaded(s);
+    s.offload.traffic = {};
     copy_to_device(s.loss_scale, &s.step.loss_scale, sizeof(float), s.stream);
     std::vector<ops::UpdateScalars>& scalars = s.host_update_scalars;
     scalars.clear();

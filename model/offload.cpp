@@ -48,12 +48,6 @@ void open_offload(GptState& s) {
     for (std::optional<SideStream>& copies : s.offload.copies) copies.emplace();
 }
 
-void begin_step_of_offloaded(GptState& s) {
-    s.offload.traffic = {};
-    for (const std::optional<SideStream>& copies : s.offload.copies)
-        if (copies) wait_for(copies->stream(), s.stream);  // which may have changed the arrays
-}
-
 void end_update_of_offloaded(GptState& s) {
     for (const std::optional<SideStream>& copies : s.offload.copies)
         if (copies) wait_for(s.stream, copies->stream());

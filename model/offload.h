@@ -51,9 +51,8 @@ void place_offload(GptState& s, Arena& arena);
 // Creates the streams of the copies.
 void open_offload(GptState& s);
 
-// Call before and after the work of a step that may access the arrays. Pieces are only used between these calls; other
-// work that accesses the arrays follows the second one.
-void begin_step_of_offloaded(GptState& s);
+// Ends the use of Pieces in a step: later work on the program's stream may access the arrays. Before the next step, the
+// host must have waited for that work.
 void end_update_of_offloaded(GptState& s);
 
 // The input of a block whose BlockActivations::residual is in host memory; else these do nothing. Forward pass: hold it

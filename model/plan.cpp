@@ -4,6 +4,7 @@
 
 #include "kernels/base/check.h"
 #include "kernels/numeric.h"
+#include "model/activations.h"
 #include "model/arena.h"
 #include "model/factors.h"
 #include "model/matrices.h"

@@ -6,6 +6,7 @@
 #include "kernels/ops.h"
 #include "model/block.h"
 #include "model/measurements.h"
+#include "model/offload.h"
 #include "model/sharding.h"
 
 LayerContext layer_context(const GptState& s, const BatchSizes& whole) {

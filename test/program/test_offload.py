@@ -9,13 +9,17 @@ from trainer import ENVIRONMENT, TrainerTest
 # About 130,000 parameters: eight pieces in windows of the least size.
 MODEL = {"model_n_layer": 3, "model_n_embd": 64, "model_n_head": 2, "train_precision": "bf16", "train_max_steps": 3,
          "train_batch_size": 1, "train_total_batch_tokens": 80, "offload_window_mb": 0}
+SEEDS = range(3)
 WORKSPACE = 80  # MiB of GPU memory for GEMMs
 
 
 class Offload(TrainerTest):
-    def simulated(self, *flags, expect=0, memory=None, **changes):
-        """Trains on a simulated GPU with `memory` MiB; returns the output."""
-        environment = {**ENVIRONMENT, **({"SIMULATED_MEMORY": str(memory)} if memory else {})}
+    def simulated(self, *flags, expect=0, memory=None, seed=0, **changes):
+        """Trains on a simulated GPU with `memory` MiB; returns the output. `seed`: of the order in which streams
+        advance; 0: they advance as late as possible."""
+        environment = {**ENVIRONMENT, "SIMULATED_SEED": str(seed)}
+        if memory:
+            environment["SIMULATED_MEMORY"] = str(memory)
         run = subprocess.run([SIMULATED, self.write_config(**{**MODEL, **changes}), *(flags or ["--fresh"])],
                              cwd=self.dir, timeout=300, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                              env=environment)
@@ -41,41 +45,51 @@ class Offload(TrainerTest):
                 changes = {"optim_name": name, "average_kind": "exponential"}
                 self.simulated(**changes)
                 expected = self.results()
-                self.simulated(**changes, offload_optimizer=True)
-                self.assertEqual(self.results(), expected)
+                for seed in SEEDS:
+                    self.simulated(**changes, seed=seed, offload_optimizer=True)
+                    self.assertEqual(self.results(), expected)
                 _, _, to_device, to_host = self.planned()
                 for record in self.records(kind="train"):
                     self.assertEqual(record["offload_bytes"], to_device + to_host)
 
     def test_optimizer_at_every_zero_stage(self):
+        changes = {"train_total_batch_tokens": 40, "train_max_steps": 2}
+        self.simulated("--nproc", "2", "--fresh", **changes)
+        expected = self.results(2)
         for stage in range(4):
             with self.subTest(stage):
-                changes = {"parallel_zero_stage": stage, "train_total_batch_tokens": 160}
-                self.simulated("--nproc", "2", "--fresh", **changes)
-                expected = self.results()
-                self.simulated("--nproc", "2", "--fresh", **changes, offload_optimizer=True)
-                self.assertEqual(self.results(), expected)
+                self.simulated("--nproc", "2", "--fresh", **changes, parallel_zero_stage=stage, offload_optimizer=True)
+                self.assertEqual(self.results(2), expected)
 
     def test_activations_on_a_simulated_gpu(self):
         changes = {"model_n_layer": 4, "train_recompute": "block"}
         self.simulated(**changes)
         expected = self.results()
-        for both in (False, True):
-            self.simulated(**changes, offload_activations=True, offload_optimizer=both)
+        for seed in SEEDS:
+            self.simulated(**changes, seed=seed, offload_activations=True, offload_optimizer=seed > 0)
             self.assertEqual(self.results(), expected)
             _, _, to_device, to_host = self.planned()
             self.assertEqual(self.records(kind="train")[-1]["offload_bytes"], to_device + to_host)
 
+    def test_activations_of_several_micro_steps_in_flight(self):
+        """Each rank has two parts of the layers, and inputs of two micro-steps share the windows."""
+        changes = {"model_n_layer": 4, "train_recompute": "block", "train_total_batch_tokens": 160,
+                   "train_max_steps": 2, "parallel_pipeline": 2, "parallel_pipeline_schedule": "interleaved"}
+        self.simulated("--nproc", "2", "--fresh", **changes)
+        expected = self.results(2)
+        for seed in SEEDS[:2]:
+            self.simulated("--nproc", "2", "--fresh", **changes, seed=seed, offload_activations=True)
+            self.assertEqual(self.results(2), expected)
+
     def test_activations_of_every_kind_of_ranks(self):
-        changes = {"model_n_layer": 4, "train_recompute": "block", "train_total_batch_tokens": 160}
-        for layout in ({"parallel_pipeline": 2}, {"parallel_tensor": 2},
-                       {"parallel_pipeline": 2, "parallel_pipeline_schedule": "interleaved"},
-                       {"parallel_context": 2, "model_n_positions": 64, "train_seq_len": 64,
-                        "train_total_batch_tokens": 256}, {"parallel_zero_stage": 3}):
+        changes = {**MODEL, "model_n_layer": 4, "train_recompute": "block", "train_total_batch_tokens": 160}
+        long = {"model_n_positions": 64, "train_seq_len": 64, "train_total_batch_tokens": 256}
+        for layout in ({"parallel_pipeline": 2}, {"parallel_tensor": 2}, {"parallel_context": 2, **long},
+                       {"parallel_zero_stage": 3}):
             with self.subTest(layout):
-                for offload in (False, True):
-                    self.simulated("--nproc", "2", "--fresh", **{**changes, **layout}, offload_activations=offload)
-                    expected = self.results() if not offload else expected
+                self.train("--nproc", "2", "--fresh", **{**changes, **layout})
+                expected = self.results()
+                self.train("--nproc", "2", "--fresh", **{**changes, **layout}, offload_activations=True)
                 self.assertEqual(self.results(), expected)
 
     def test_activations_need_recomputation(self):

@@ -1,9 +1,19 @@
 #include "test/simt/options.h"
 
+#include <cstdlib>
+#include <string>
+
 namespace simt {
 
+// A trainer has no command line options for the simulator.
+static Options from_environment() {
+    Options given;
+    if (const char* seed = std::getenv("SIMULATED_SEED")) given.seed = std::stoull(seed);
+    return given;
+}
+
 Options& options() {
-    static Options instance;
+    static Options instance = from_environment();
     return instance;
 }
 

@@ -1,5 +1,6 @@
-// Options of the simulator. A test program reads them from its command line (test/simt/main.cpp), a test sets them
-// with a guard: `simt::WithOptions strict({.strict_proxy = true});`.
+// Options of the simulator. A test program reads them from its command line (test/simt/main.cpp), a trainer the seed
+// from the environment variable SIMULATED_SEED, and a test sets them with a guard:
+// `simt::WithOptions strict({.strict_proxy = true});`.
 #pragma once
 
 #include <cstdint>
