@@ -49,6 +49,10 @@ ScalingInputs scaling_inputs(const Config& config, const std::vector<GptOptions>
     in.micro_steps = micro_steps(config, in.data(), kMaxSteps);
     in.param_wire_bytes = double(size_of(run.precision));
     in.row_bytes = double(run.shape.n_embd) * double(size_of(run.precision));
+    GptOptions update = run;
+    update.offload_activations = false;  // copied while the passes compute
+    const OffloadTraffic traffic = planned_traffic(update);
+    in.update_host_bytes = double(std::max(traffic.to_device, traffic.to_host));
     // With biases and norms.
     const std::vector<double> work = layer_work(run);
     const double scale = flops_of_token(run, run.seq_len) / (6 * std::accumulate(work.begin(), work.end(), 0.0));

@@ -19,11 +19,11 @@ const std::vector<GpuModel>& known_gpus() {
     static const std::vector<const char*> rtx_pro_6000 = {"NVIDIA RTX PRO 6000 Blackwell Workstation Edition",
                                                           "NVIDIA RTX PRO 6000 Blackwell Server Edition"};
     static const std::vector<GpuModel> table = {
-        {"h100", "H100 SXM", {"NVIDIA H100 80GB HBM3"}, 989.4e12, 66.9e12, 3.35e12, 80, 450e9, true},
-        {"h200", "H200 SXM", {"NVIDIA H200"}, 989.4e12, 66.9e12, 4.8e12, 141, 450e9, true},
-        {"a100", "A100 SXM 80 GB", {"NVIDIA A100-SXM4-80GB"}, 312e12, 19.5e12, 2.039e12, 80, 300e9, true},
-        {"b200", "HGX B200", {"NVIDIA B200"}, 2250e12, 75e12, 8.0e12, 180, 900e9, true},
-        {"a100-40gb", "A100 SXM 40 GB", {"NVIDIA A100-SXM4-40GB"}, 312e12, 19.5e12, 1.555e12, 40, 300e9, true},
+        {"h100", "H100 SXM", {"NVIDIA H100 80GB HBM3"}, 989.4e12, 66.9e12, 3.35e12, 80, 450e9, true, 64e9},
+        {"h200", "H200 SXM", {"NVIDIA H200"}, 989.4e12, 66.9e12, 4.8e12, 141, 450e9, true, 64e9},
+        {"a100", "A100 SXM 80 GB", {"NVIDIA A100-SXM4-80GB"}, 312e12, 19.5e12, 2.039e12, 80, 300e9, true, 32e9},
+        {"b200", "HGX B200", {"NVIDIA B200"}, 2250e12, 75e12, 8.0e12, 180, 900e9, true, 64e9},
+        {"a100-40gb", "A100 SXM 40 GB", {"NVIDIA A100-SXM4-40GB"}, 312e12, 19.5e12, 1.555e12, 40, 300e9, true, 32e9},
         {"a100-pcie", "A100 PCIe 80 GB", {"NVIDIA A100 80GB PCIe"}, 312e12, 19.5e12, 1.935e12, 80, 32e9, false},
         {"h100-pcie", "H100 PCIe", {"NVIDIA H100 PCIe"}, 756e12, 51.2e12, 2.0e12, 80, 64e9, false},
         {"a10", "A10", {"NVIDIA A10"}, 125e12, 31.2e12, 0.6e12, 24, 32e9, false},

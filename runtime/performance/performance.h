@@ -39,8 +39,10 @@ struct GpuModel {
     double fp32_flops_per_s;                // without tensor cores
     double memory_bytes_per_s;              // read or write
     double memory_gib;                      // the data sheet's GB as GiB; driver and ECC take up to 6 %
-    double link_bytes_per_s;  // to the other GPUs of the node, per direction: half of the data sheet's total
-    bool has_nvlink;          // false: the link is PCIe
+    double link_bytes_per_s;      // to the other GPUs of the node, per direction: half of the data sheet's total
+    bool has_nvlink;              // false: the link is PCIe
+    double pcie_bytes_per_s = 0;  // to the host, per direction, if it has NVLink
+    double host_bytes_per_s() const { return has_nvlink ? pcie_bytes_per_s : link_bytes_per_s; }
 };
 
 // Returns the table, most common GPUs first.
@@ -91,6 +93,8 @@ struct ScalingInputs {
     int micro_steps = 1;          // k
     double grad_wire_bytes = 4;   // per gradient element: fp32
     double param_wire_bytes = 2;  // per parameter element: bf16
+    double update_host_bytes =
+        0;  // that an update copies from or to the host, the larger number; on the same link share
 
     // Share of gpu.flops_per_s that a step on one GPU reaches, optimizer included: the mean of 46, 47 and 51 % on an
     // H200 with GPT-2 124M, Llama 1.1B and GPT-2 1558M (dev/results/2026-11-29-h200.md). Other GPUs were not measured;

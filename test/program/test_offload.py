@@ -108,6 +108,25 @@ class Offload(TrainerTest):
         self.assertIn("offload.optimizer", said)
         self.simulated(memory=memory, **wide, offload_optimizer=True)
 
+    def test_a_model_of_14_billion_parameters_fits_an_h200_with_128_gib_of_host_memory(self):
+        config = self.write_config(
+            model_family="qwen2", model_n_layer=48, model_n_head=40, model_n_kv_head=8, model_n_embd=5120,
+            model_hidden_size_mlp=13824, model_n_positions=4096, model_vocab_size=152064, model_tie_embeddings=False,
+            train_batch_size=1, train_seq_len=4096, train_total_batch_tokens=2**19, train_precision="bf16",
+            train_recompute="block", optim_state_dtype="bf16", offload_optimizer=True, offload_activations=True)
+        on_device, on_host, to_device, _ = self.planned()
+        self.assertLess(on_device, 0.94 * 141 * 2**30)
+        self.assertLess(on_host, 0.9 * 128 * 2**30)
+        # Masters and moments of 14.8 billion parameters, and 48 inputs for each token.
+        self.assertEqual(round(to_device / 1e9, 1), round(14.770034 * 8 + 2**19 * 48 * 5120 * 2 / 1e9, 1))
+
+        def step_ms(state_dtype):
+            said = self.run_trainer("plan", config, "--gpus=1", "--gpu=h200", f"--set=optim.state_dtype={state_dtype}")
+            return float(re.search(r"(?m)^.* configured$", said)[0].split()[11])
+        # Two moments in FP32 have 4 bytes per parameter more. PCIe 5.0 at the share of its rate that plan assumes.
+        expected = 14.770034e9 * 4 / (64e9 * 363 / 450) * 1e3
+        self.assertAlmostEqual(step_ms("fp32") - step_ms("bf16"), expected, delta=1)
+
     def test_a_run_resumes_with_and_without_offload(self):
         """The state in the checkpoint is the same, so the key may change."""
         changes = {**MODEL, "checkpoint_every_steps": 2}

@@ -177,6 +177,12 @@ TEST_CASE("step time: ranks share cores, and an update of shards is shorter", "[
         in.update_s_per_element = 0.01;
         CHECK(is_near(predict_step(in).step_s - before_s, in.zero_stage == 0 ? 4 : 0.5));
     }
+    in.zero_stage = 0, in.nvlink_share = 0.5, in.gpu.has_nvlink = true;
+    const double before_s = predict_step(in).step_s;
+    in.update_host_bytes = 30;
+    CHECK(predict_step(in).step_s == before_s);  // the rate is not known
+    in.gpu.pcie_bytes_per_s = 10;
+    CHECK(is_near(predict_step(in).step_s - before_s, 6));
 }
 
 TEST_CASE("step time: a machine is a GPU, CPU ranks or a file of constants", "[scaling]") {
