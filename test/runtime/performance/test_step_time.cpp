@@ -177,7 +177,7 @@ TEST_CASE("step time: ranks share cores, and an update of shards is shorter", "[
         in.update_s_per_element = 0.01;
         CHECK(is_near(predict_step(in).step_s - before_s, in.zero_stage == 0 ? 4 : 0.5));
     }
-    in.zero_stage = 0, in.nvlink_share = 0.5, in.gpu.has_nvlink = true;
+    in.zero_stage = 0, in.nvlink_share = 0.5, in.gpu.has_nvlink = true, in.gpu.pcie_bytes_per_s = 0;
     const double before_s = predict_step(in).step_s;
     in.update_host_bytes = 30;
     CHECK(predict_step(in).step_s == before_s);  // the rate is not known
