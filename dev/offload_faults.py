@@ -4,7 +4,7 @@ MODELS = ["test_cpu: [offload]"]
 ON_GPU = ["simulated: test_offload.Offload.test_optimizer_on_a_simulated_gpu",
           "simulated: test_offload.Offload.test_optimizer_at_every_zero_stage"]
 ACTIVATIONS = ["simulated: test_offload.Offload.test_activations_on_a_simulated_gpu",
-               "simulated: test_offload.Offload.test_activations_of_every_kind_of_ranks"]
+               "simulated: test_offload.Offload.test_activations_of_several_micro_steps_in_flight"]
 
 FAULTS = [
     (OFFLOAD, "a piece is sent back before it is computed",
@@ -33,7 +33,9 @@ FAULTS = [
     (UPDATE, "averages are not sent back", "{s.average, &ops::Chunk::begin, true}",
      "{s.average, &ops::Chunk::begin, false}", *MODELS),
     (UPDATE, "the average of a piece begins at the first element",
-     "elements = {piece.front().begin,", "elements = {0,", *MODELS),
+     "elements = {std::min(elements.begin, chunk.begin),", "elements = {0,", *MODELS),
+    (UPDATE, "the average of a piece ends with its last chunk",
+     "std::max(elements.end, chunk.begin + size_t(chunk.count))", "chunk.begin + size_t(chunk.count)", *MODELS),
     ("model/matrices.cpp", "the momentum is not sent back", "{{m, &ops::Chunk::state_begin, true}}",
      "{{m, &ops::Chunk::state_begin, false}}", *MODELS),
     ("model/matrices.cpp", "the momentum has the places of the masters", "{{m, &ops::Chunk::state_begin, true}}",

@@ -318,8 +318,10 @@ static void update_average(GptState& s) {
          pieces.next();) {
         FlatRange elements{0, owned_elements(s)};
         if (s.offload.has(s.average)) {
-            const auto piece = chunks.subspan(size_t(pieces.first_chunk()), size_t(pieces.n_chunks()));
-            elements = {piece.front().begin, piece.back().begin + size_t(piece.back().count)};
+            elements = {elements.end, 0};  // the chunks of several optimizers are not in the order of the elements
+            for (const ops::Chunk& chunk : chunks.subspan(size_t(pieces.first_chunk()), size_t(pieces.n_chunks())))
+                elements = {std::min(elements.begin, chunk.begin),
+                            std::max(elements.end, chunk.begin + size_t(chunk.count))};
         }
         const View average = pieces[0].from(elements.begin), master = pieces[1].from(elements.begin);
         run(s.stream, ops::scaled_add,

@@ -91,10 +91,11 @@ if [ "${1:-}" = --quick ]; then
     finish
 fi
 # The longest first. Races and bad addresses depend on indices and on the order of warps, not on the 16-bit type: fp16
-# and a large matrix run only in the default order.
+# and a large matrix run only in the default order. The strict proxy concerns kernels for one architecture and the
+# simulator's own tests.
 some='~"*fp16"~"*a large matrix"'
 test_programs "python3 test/program 'test_[!r-z]*'" "python3 test/program 'test_[r-z]*'" build/test_cpu \
     "build/test_simt_tsan '$some'" "python3 test/faults" "build/test_simt_asan '$some'" build/test_simt \
     "build/test_simt --seed 1 '$some'" "build/test_simt --seed 2 --capability 89 '$some~[arch]'" \
-    "build/test_simt --seed 3 --strict-proxy '$some'" build/test_corpora build/test_pool_tsan
+    "build/test_simt --seed 3 --strict-proxy '$some[arch],$some[simt]'" build/test_corpora build/test_pool_tsan
 finish
