@@ -51,8 +51,9 @@ FAULTS = [
      "if (op.n_chunks <= 0 || op.grad_norm->non_finite_tensor >= 0) return;\n    launch(kernel",
      "test_simt: *update*"),
     (DEVICE, "the host itself makes a copy to the host",
-     "to_host ? cudaMemcpyAsync(staged, source, piece.bytes, cudaMemcpyDeviceToHost, stream)",
-     "to_host ? (std::memcpy(staged, source, piece.bytes), cudaSuccess)", "test_simt: *update*"),
+     "cudaMemcpyAsync(to_host ? staged : target,",
+     "to_host ? (std::memcpy(staged, source, piece.bytes), cudaSuccess) : cudaMemcpyAsync(target,",
+     "test_simt: *update*"),
     (OPTIMIZER, "a step's scalars are passed from the host's stack",
      '"elementwise_update", op, stream);',
      '"elementwise_update", [&] {\n                static UpdateScalars scalars;\n'

@@ -90,7 +90,7 @@ Pieces::Pieces(GptState& s, int first_chunk, int n_chunks, std::initializer_list
 
 bool Pieces::is_offloaded(size_t number) const { return s_.offload.has(arrays_[number].array); }
 
-// The first element of an array that a window has for chunks from this one on. Alignment is the same as in the array.
+// The first element in a window whose first chunk is this one. Its alignment is the same as in the array.
 static size_t window_begin(const ops::Chunk& first, size_t ops::Chunk::*place) {
     return first.*place / kTensorAlignment * kTensorAlignment;
 }

@@ -81,7 +81,7 @@ void matmul_forward(const MatmulForward& op, Stream stream) {
     const bool may_fuse = op.activation == ActivationFunction::gelu_new && op.bias && dtype != Dtype::fp32;
     if (op.activation == ActivationFunction::relu2) {
         multiply_and_add_bias(product_of(op), true, stream);
-    } else if (!may_fuse || !matmul_settings().gelu_epilogue || !multiply(with_gelu(op), stream)) {
+    } else if (!(may_fuse && matmul_settings().gelu_epilogue && multiply(with_gelu(op), stream))) {
         multiply_add_bias(product_of(op), stream);
         if (op.activation != ActivationFunction::none)
             return activation_forward(
