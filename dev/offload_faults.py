@@ -50,8 +50,6 @@ FAULTS = [
     (OFFLOAD, "a block reads its input before it has arrived",
      "    if (input.on_host) wait_for(s.stream, s.offload.stream(input.window));", "    (void)s, (void)input;",
      *ACTIVATIONS),
-    ("model/stage.cpp", "the first block of a part overwrites an input that was not sent",
-     "    if (pass.is_training) hold(s, acts.block[size_t(first)].residual);\n", "", *ACTIVATIONS),
     ("model/stage.cpp", "a block overwrites an input that was not sent",
      "        if (pass.is_training && layer > first) hold(s, block.residual);\n", "", *ACTIVATIONS),
     ("model/stage.cpp", "an input arrives in the window of the block that reads it",

@@ -41,7 +41,8 @@ class Offload(TrainerTest):
     def test_optimizer_on_a_simulated_gpu(self):
         """Copies overtake each other there as much as streams allow."""
         # The last: the second of the average's two pieces is a part of the matrices, of whose updates none has two.
-        wide = {"model_family": "llama", "model_n_layer": 1, "model_vocab_size": 900, "offload_window_mb": 1}
+        wide = {"model_family": "llama", "model_n_layer": 1, "model_vocab_size": 900,
+                "model_tie_embeddings": True, "offload_window_mb": 1}
         for name, more in (("adamw", {}), ("lamb", {}), ("muon", {}), ("muon", wide)):
             with self.subTest(name, more=more):
                 changes = {"optim_name": name, "average_kind": "exponential", **more}
