@@ -38,7 +38,7 @@ struct Settings {
     std::vector<std::string> precisions, workloads;
     std::string json, roofs_from;
     bool roofs_only = false, ops_only = false, steps_only = false, tf32 = false, graphs = true, tune = false,
-         portable = false;
+         offload = false, portable = false;
     std::optional<double> seconds;
     int head_rows = 0, batch = 0;
 };
@@ -92,6 +92,7 @@ private:
         if (picked.empty()) picked = default_workloads(on_gpu_);
         for (Workload& work : picked) {
             work.head_rows = settings_.head_rows;
+            work.offloads = settings_.offload;
             if (settings_.batch > 0) work.batch = settings_.batch;
         }
         return picked;
@@ -129,8 +130,7 @@ private:
         const int wanted = work.batch;
         work.batch = batch_that_fits(work, precision);
         if (work.batch < wanted)
-            std::printf("\n%s, %s: memory for %d of %d sequences\n", work.name.c_str(), name, work.batch,
-                        wanted);
+            std::printf("\n%s, %s: memory for %d of %d sequences\n", work.name.c_str(), name, work.batch, wanted);
         if (work.batch == 0) return;
 
         if (on_gpu_ && !settings_.steps_only) need_roofs(precision);
@@ -312,6 +312,8 @@ int main(int argc, char** argv) {
     ops->excludes(steps);
     app.add_option("--roofs-from", settings.roofs_from, "file of --roofs --json; missing roofs are measured");
     app.add_flag("!--no-graphs", settings.graphs, "GPU: queue the kernels of a step instead of replaying graphs");
+    auto* offload = app.add_flag("--offload", settings.offload, "measure steps with arrays in host memory");
+    offload->excludes(ops)->excludes(roofs);
     app.add_flag("--portable", settings.portable, "GPU: no kernels for its compute capability");
     app.add_flag("--tune", settings.tune, "GPU: time each GEMM at its first use and use the fastest algorithm");
     app.add_flag("--tf32", settings.tf32, "GPU: fp32 products may round their operands to TF32");

@@ -223,8 +223,8 @@ static void queue_pass(GptState& s, const Pass& pass, const Pass* next, bool is_
 }
 
 // Whether the pass is only work on the device: without collectives, a host that reads results, copies from or to host
-// memory, or a trace. Collectives
-// start in the step's last micro-step, and the first micro-step waits for the parameters of the last update.
+// memory, or a trace. Collectives start in the step's last micro-step, and the first micro-step waits for the
+// parameters of the last update.
 static bool is_recordable(const GptState& s, const Pass& pass) {
     const GptOptions& o = s.options;
     const bool is_between = 0 < pass.micro_step && pass.micro_step + 1 < s.step.micro_steps;

@@ -53,7 +53,7 @@ void end_update_of_offloaded(GptState& s) {
         if (copies) wait_for(s.stream, copies->stream());
 }
 
-void hold(const GptState& s, const Activation& input) {
+void hold_input(const GptState& s, const Activation& input) {
     if (input.on_host) wait_for(s.stream, s.offload.stream(input.window));
 }
 
@@ -65,11 +65,11 @@ static void copy_input(GptState& s, const Activation& input, View to, View from,
     traffic += bytes;
 }
 
-void send(GptState& s, const Activation& input) {
+void send_input(GptState& s, const Activation& input) {
     copy_input(s, input, input.on_host, input.view, s.offload.traffic.to_host);
 }
 
-void fetch(GptState& s, const Activation& input) {
+void fetch_input(GptState& s, const Activation& input) {
     copy_input(s, input, input.view, input.on_host, s.offload.traffic.to_device);
 }
 

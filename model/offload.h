@@ -59,11 +59,11 @@ void end_update_of_offloaded(GptState& s);
 // before the block, send it after the block. Backward pass: fetch it two blocks ahead, hold it before the block.
 //
 // Work queued later may write or read the window.
-void hold(const GptState& s, const Activation& input);
+void hold_input(const GptState& s, const Activation& input);
 // Sends the window's content after the work queued so far.
-void send(GptState& s, const Activation& input);
+void send_input(GptState& s, const Activation& input);
 // Brings the content back to the window after the work queued so far.
-void fetch(GptState& s, const Activation& input);
+void fetch_input(GptState& s, const Activation& input);
 
 // An array that an op on chunks accesses, at this member of each chunk.
 struct ChunkArray {

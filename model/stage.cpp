@@ -143,7 +143,7 @@ void forward_part(GptState& s, const StagePass& pass, const Pass* next, bool is_
     const LayerContext& x = pass.x;
     const GptActivations& acts = pass.acts;
     const int first = pass.layers.first, end = pass.layers.end();
-    if (pass.is_training) hold(s, acts.block[size_t(first)].residual);
+    if (pass.is_training) hold_input(s, acts.block[size_t(first)].residual);
     if (!pass.is_first) receive(s, s.activations, acts.block[size_t(first)].residual.view, message_elements(x));
     if (next) expect(s, *next);
     if (pass.is_first) {
@@ -155,9 +155,9 @@ void forward_part(GptState& s, const StagePass& pass, const Pass* next, bool is_
         wait_params(s, bucket);
         prefetch_params(s, bucket + 1);
         const BlockActivations& block = acts.block[size_t(layer)];
-        if (pass.is_training && layer > first) hold(s, block.residual);
+        if (pass.is_training && layer > first) hold_input(s, block.residual);
         block_forward(x.of_block(size_t(layer)), s.weights.block[size_t(layer)], block_input(pass, layer), block);
-        if (pass.is_training) send(s, block.residual);
+        if (pass.is_training) send_input(s, block.residual);
         if (!is_measured) continue;
         measure_residual(s, block.norm1, 2 * size_t(layer));
         measure_residual(s, block.norm2, 2 * size_t(layer) + 1);
@@ -253,10 +253,10 @@ void backward_part(GptState& s, const StagePass& pass, const Pass* next) {
     x.defers_weights = defers, again.is_recomputing = true;
     if (!pass.is_last) receive(s, s.gradients, dresidual, message_elements(x));
     if (next) expect(s, *next);
-    const auto fetch_input = [&](int layer) {
-        if (layer >= pass.layers.first) fetch(s, acts.block[size_t(layer)].residual);
+    const auto fetch_ahead = [&](int layer) {
+        if (layer >= pass.layers.first) fetch_input(s, acts.block[size_t(layer)].residual);
     };
-    for (const int ahead : {1, 2}) fetch_input(pass.layers.end() - ahead);
+    for (const int ahead : {1, 2}) fetch_ahead(pass.layers.end() - ahead);
     if (pass.is_last) backward_output(s, place, micro, dresidual);
     for (int layer = pass.layers.end() - 1; layer >= pass.layers.first; layer--) {
         const int index = s.layout.bucket_of_layer(layer);
@@ -266,10 +266,10 @@ void backward_part(GptState& s, const StagePass& pass, const Pass* next) {
         if (layer + 1 == bucket.first_layer + bucket.n_layers) begin_grads(s, index);
         const BlockWeights& weights = s.weights.block[size_t(layer)];
         const BlockActivations& block = acts.block[size_t(layer)];
-        hold(s, block.residual);
+        hold_input(s, block.residual);
         block_forward(again.of_block(size_t(layer)), weights, block_input(place, layer), block);
         block_backward(x.of_block(size_t(layer)), weights, block, gradients_of(s, place, size_t(layer)));
-        fetch_input(layer - 2);
+        fetch_ahead(layer - 2);
         if (layer == bucket.first_layer && !defers) end_grads(s, index, micro);
     }
     if (pass.is_first)

@@ -51,7 +51,8 @@ def read_roofs(place, stage, output):
                    figures)
 
 
-FLAGS = {"_queued": "--no-graphs", "_tuned": "--tune", "_portable": "--portable"}  # by the end of a stage's name
+# By the end of a stage's name.
+FLAGS = {"_queued": "--no-graphs", "_tuned": "--tune", "_portable": "--portable", "_offload": "--offload"}
 
 
 def bench(place, stage, seconds):
@@ -235,14 +236,15 @@ def measure(workloads):
             *steps(20, first),
             *stages("matmul", 25, "bench_matmul_cuda", matmul, read_matmul),
             *steps(30, rest),
-            *stages("ncu", 44, "bench_cuda", profiled_ops, read_ncu),
+            *stages("ncu", 38, "bench_cuda", profiled_ops, read_ncu),
             *stages("trainer", 31, "train_gpt", trainer, read_trainer,
                     keys=[key for key in first if WORKLOADS[key].config]),
             *stages("ops", 20, "bench_cuda", bench, read_ops, keys=large),
-            *other_batches(18, first),
+            *other_batches(15, first),
             *steps(15, first, "_tuned"),
             *steps(12, first, "_portable"),
             *steps(12, ops_and_products(workloads), "_fp8"),
+            *steps(12, ops_and_products(workloads)[-1:], "_offload"),
             *stages("ops", 15, "bench_cuda", bench, read_ops, end="_portable"),
             *steps(12, first, "_queued"),
             *stages("matmul", 18, "bench_matmul_cuda", matmul, read_matmul, keys=large),
