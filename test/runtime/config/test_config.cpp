@@ -416,7 +416,7 @@ TEST_CASE("options that do not change a resumed run's result are not in the dige
     for (const Option& option : option_table(config)) {
         INFO(option.key);
         const std::string section = std::string(option.key).substr(0, std::string(option.key).find('.'));
-        static const std::set<std::string> kObservers = {"data", "checkpoint", "eval", "sample", "log"};
+        static const std::set<std::string> kObservers = {"data", "checkpoint", "eval", "sample", "log", "offload"};
         static const std::set<std::string> kKeys = {"run.dir",
                                                     "model.family",
                                                     "train.recompute",
