@@ -45,10 +45,11 @@ static OffloadTraffic traffic_of_update(const GptOptions& options) {
 OffloadTraffic planned_traffic(const GptOptions& options) {
     OffloadTraffic traffic;
     if (options.offload_optimizer) traffic = traffic_of_update(options);
+    if (!options.offload_activations) return traffic;
     size_t layers = 0;
     for (const LayerRange& range : own_layers(options)) layers += size_t(range.count);
     const size_t input = residual_elements(options) * size_of(options.precision);
-    const size_t inputs = options.offload_activations ? size_t(options.micro_steps) * layers * input : 0;
+    const size_t inputs = size_t(options.micro_steps) * layers * input;
     return {traffic.to_device + inputs, traffic.to_host + inputs};
 }
 

@@ -272,8 +272,7 @@ void place_inputs(GptState& s, Arena& arena) {
 
 void place_channel(StageChannel& channel, const GptOptions& options, const char* name, bool receives, bool sends,
                    Arena& arena) {
-    const size_t rows = options.part().rows() / size_t(options.tensor_parallel.size);
-    const size_t count = rows * size_t(options.shape.n_embd);
+    const size_t count = residual_elements(options);
     if (receives) channel.received = arena.take("pipeline", format("received_%s", name), count, options.precision);
     for (int i = 0; sends && i < kBuffers; i++)
         channel.sent[i] = arena.take("pipeline", format("sent_%s_%d", name, i), count, options.precision);
