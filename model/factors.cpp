@@ -8,7 +8,7 @@
 #include "kernels/op_stream.h"
 #include "kernels/ops.h"
 #include "model/matrices.h"
-#include "model/offload.h"
+#include "model/pieces.h"
 #include "model/state.h"
 
 namespace {
@@ -129,19 +129,19 @@ size_t factor_elements(const GptOptions& options, const TensorLayout& layout, co
 
 void direct_factored(GptState& s, const RuleState& rule) {
     const FactorState& state = s.factors;
-    const ops::Chunk* chunks = s.update_chunks + rule.first_chunk;
     const size_t n_sums = 2 * (state.rows + state.cols);
     double* col_sums = state.sums + 2 * state.rows;
     clear(state.sums, n_sums, s.stream);
-    run(s.stream, ops::factor_sums,
-        {.rows = state.sums,
-         .cols = col_sums,
-         .grad = s.own_grad,
-         .chunks = chunks,
-         .layers = state.parts,
-         .grad_norm = s.grad_norm,
-         .n_chunks = rule.n_chunks},
-        note_of_chunks(s, rule.first_chunk, rule.n_chunks));
+    for (Pieces pieces(s, chunks_of(s, rule), {own_gradients(s, ChunkArray::reads)}); pieces.next();)
+        run(s.stream, ops::factor_sums,
+            {.rows = state.sums,
+             .cols = col_sums,
+             .grad = pieces[0].as<float>(),
+             .chunks = pieces.chunks(),
+             .layers = state.parts,
+             .grad_norm = s.grad_norm,
+             .n_chunks = pieces.n_chunks()},
+            pieces.note());
     if (s.options.is_sharded()) add_over(s, s.comms.data, state.sums, n_sums);
     add_over(s, s.group.comm, state.sums, 2 * state.divided_rows);
     add_over(s, s.group.comm, col_sums, 2 * state.divided_cols);
@@ -155,18 +155,20 @@ void direct_factored(GptState& s, const RuleState& rule) {
          .scalars = s.update_scalars,
          .grad_norm = s.grad_norm,
          .n_layers = int(state.host_layers.size())});
-    for (Pieces pieces(s, rule.first_chunk, rule.n_chunks, {{s.master, &ops::Chunk::begin, false}}); pieces.next();)
+    for (Pieces pieces(s, chunks_of(s, rule),
+                       {own_gradients(s, ChunkArray::updates), {s.master, &ops::Chunk::begin, ChunkArray::reads}});
+         pieces.next();)
         run(s.stream, ops::factored_direction,
-            {.grad = s.own_grad,
+            {.grad = pieces[0].as<float>(),
              .sums = s.trust.sums,
-             .master = pieces[0],
+             .master = pieces[1],
              .row_v = state.row_v,
              .col_v = state.col_v,
              .mean = state.means,
-             .chunks = s.update_chunks + pieces.first_chunk(),
+             .chunks = pieces.chunks(),
              .layers = state.parts,
              .scalars = s.update_scalars,
              .grad_norm = s.grad_norm,
              .n_chunks = pieces.n_chunks()},
-            note_of_chunks(s, pieces.first_chunk(), pieces.n_chunks()));
+            pieces.note());
 }

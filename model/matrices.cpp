@@ -7,7 +7,7 @@
 #include "kernels/op_stream.h"
 #include "kernels/ops.h"
 #include "model/muon.h"
-#include "model/offload.h"
+#include "model/pieces.h"
 #include "model/soap.h"
 #include "model/state.h"
 
@@ -265,18 +265,20 @@ void begin_matrices(GptState& s) {
     MatrixState& state = s.matrix;
     if (state.rule < 0) return;
     const RuleState& rule = s.update.rules[size_t(state.rule)];
-    const View m = rule.slots.empty() ? View() : rule.slots[0];
-    for (Pieces pieces(s, rule.first_chunk, rule.n_chunks, {{m, &ops::Chunk::state_begin, true}}); pieces.next();)
+    for (Pieces pieces(
+             s, chunks_of(s, rule),
+             {{rule.slot(0), &ops::Chunk::state_begin, ChunkArray::updates}, own_gradients(s, ChunkArray::reads)});
+         pieces.next();)
         run(s.stream, ops::momentum_direction,
             {.direction = state.direction,
              .m = pieces[0],
-             .grad = s.own_grad,
-             .chunks = s.update_chunks + pieces.first_chunk(),
+             .grad = pieces[1].as<float>(),
+             .chunks = pieces.chunks(),
              .scalars = s.update_scalars,
              .grad_norm = s.grad_norm,
              .n_chunks = pieces.n_chunks(),
              .nesterov = s.options.optimizer.nesterov},
-            note_of_chunks(s, pieces.first_chunk(), pieces.n_chunks()));
+            pieces.note());
     for (MatrixGroup& group : state.groups)
         if (has_pieces(s.options)) group.ticket = exchange(group.directions, s.comms.stage, s.stream);
 }
@@ -294,6 +296,7 @@ void finish_matrices(GptState& s) {
     for (const MatrixGroup& group : state.groups) {
         if (!has_step) break;
         if (s.comms.stage.size > 1) wait_outside_update(s, s.comms.stage, group.ticket);
-        apply_directions(s, group.first_chunk, group.n_chunks, state.direction, s.options.optimizer.cautious_decay);
+        apply_directions(s, update_chunks(s, group.first_chunk, group.n_chunks), state.direction,
+                         s.options.optimizer.cautious_decay);
     }
 }

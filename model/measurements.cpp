@@ -54,14 +54,13 @@ static const float* first_gradients(GptState& s) {
 }
 
 double gradients_squared(GptState& s) {
-    const bool is_whole = s.options.keeps_whole_gradients();
     wait_shards(s);
-    run(s.stream, ops::squared_sums,
-        {.out = s.sums,
-         .values = is_whole ? first_gradients(s) : s.own_grad,
-         .chunks = is_whole ? s.grid : s.own_chunks,
-         .n_chunks = int(is_whole ? chunk_count(s.layout) : s.host_own_chunks.size())},
-        {.elements = is_whole ? s.layout.elements : s.layout.shard_elements});
+    if (!s.options.keeps_whole_gradients())
+        add_squares(s);
+    else
+        run(s.stream, ops::squared_sums,
+            {.out = s.sums, .values = first_gradients(s), .chunks = s.grid, .n_chunks = int(chunk_count(s.layout))},
+            {.elements = s.layout.elements});
     const std::vector<double> squares = tensor_squares(s);
     clear(s.sums, step_sums(s).squares, s.stream);
     return std::accumulate(squares.begin(), squares.end(), 0.0) /

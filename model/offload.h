@@ -2,7 +2,7 @@
 // with offload_activations. They pass through windows of device memory, and the copies of a window have their own
 // stream.
 //
-// The ops of an update process the optimizer's arrays in pieces. While one window sends a piece back, the other
+// The ops of an update process the optimizer's arrays in Pieces. While one window sends a piece back, the other
 // receives the next one:
 //
 //     window 0        | in 0 |         | out 0 | in 2  |         | out 2 | in 4  | ...
@@ -16,14 +16,10 @@
 // The device computes the same elements with the same ops as without offload, so the bits are the same.
 #pragma once
 
-#include <array>
-#include <initializer_list>
 #include <optional>
-#include <vector>
 
 #include "kernels/device.h"
 #include "kernels/tensor.h"
-#include "kernels/update_ops.h"
 #include "model/activations.h"
 #include "model/arena.h"
 #include "model/gpt.h"
@@ -64,48 +60,3 @@ void hold_input(const GptState& s, const Activation& input);
 void send_input(GptState& s, const Activation& input);
 // Brings the content back to the window after the work queued so far.
 void fetch_input(GptState& s, const Activation& input);
-
-// An array that an op on chunks accesses, at this member of each chunk.
-struct ChunkArray {
-    View array;
-    size_t ops::Chunk::*place;
-    bool is_written;
-};
-
-// The pieces of an op on some chunks of GptState::update_chunks, each in device memory while it is the current one.
-// Without arrays in host memory there is one piece.
-//
-//     for (Pieces pieces(s, first_chunk, n_chunks, {{s.master, &ops::Chunk::begin, true}}); pieces.next();)
-//         run(s.stream, op, {.master = pieces[0], .chunks = s.update_chunks + pieces.first_chunk(), ...});
-class Pieces {
-public:
-    Pieces(GptState& s, int first_chunk, int n_chunks, std::initializer_list<ChunkArray> arrays);
-    // Ends the use of the current piece, and makes the next one current. False: there is none.
-    bool next();
-
-    int first_chunk() const { return current_.first; }
-    int n_chunks() const { return current_.count; }
-    // An array of the current piece, in the order of the constructor's. Its elements have the places of the whole
-    // array's elements; only the ones of the piece's chunks exist.
-    View operator[](size_t number) const { return views_[number]; }
-
-private:
-    static constexpr size_t kMaxArrays = 3;
-    struct Range {
-        int first = 0, count = 0;  // chunks
-    };
-
-    bool is_offloaded(size_t number) const;
-    Range range_from(int first) const;
-    View in_window(size_t number, const Range& range, int window) const;
-    void copy(const Range& range, int window, bool to_device);
-
-    GptState& s_;
-    int end_;  // of the chunks
-    size_t n_arrays_ = 0;
-    std::array<ChunkArray, kMaxArrays> arrays_;
-    std::array<View, kMaxArrays> views_;
-    bool is_any_offloaded_ = false, is_started_ = false;
-    Range current_, upcoming_;
-    int window_ = 0;  // of the current piece; the upcoming one has the other
-};

@@ -8,9 +8,11 @@
 
 #include "kernels/base/check.h"
 #include "kernels/numeric.h"
+#include "kernels/op_stream.h"
 #include "kernels/tensor.h"
 #include "model/factors.h"
 #include "model/offload.h"
+#include "model/pieces.h"
 #include "model/state.h"
 
 namespace {
@@ -69,38 +71,36 @@ void append_by_layer(std::vector<ops::Chunk>& chunks, const ops::Chunk& whole, c
     }
 }
 
-// Counts the elements of chunks, for a trace.
-OpNote note_of(const ops::Chunk* chunks, int n_chunks, const GptState& s) {
-    OpNote note;
-    for (int i = 0; s.stream.trace && i < n_chunks; i++) note.elements += size_t(chunks[i].count);
-    return note;
+// The compute weights that an update writes: none if they are the masters.
+ChunkArray rounded_masters(const GptState& s) {
+    return {s.options.computes_with_masters() ? View() : s.own_param, &ops::Chunk::begin, ChunkArray::writes};
 }
 
-// As ops::ElementwiseUpdate::param.
-View rounded_masters(const GptState& s) { return s.options.computes_with_masters() ? View() : s.own_param; }
-
-// Runs an op on the masters and the state of a rule's chunks.
-void run_on_chunks(GptState& s, const RuleState& rule, auto run_op, auto op, bool is_written) {
+// Runs an op on the gradients, masters and state of a rule's chunks.
+void run_on_chunks(GptState& s, const RuleState& rule, auto run_op, auto op, ChunkArray::Access access,
+                   const ChunkArray& rounded) {
     op.rule = rule.rule;
-    op.grad = s.own_grad;
     op.scalars = s.update_scalars;
     op.grad_norm = s.grad_norm;
-    const auto state = [&](size_t slot) { return slot < rule.slots.size() ? rule.slots[slot] : View(); };
-    for (Pieces pieces(s, rule.first_chunk, rule.n_chunks,
-                       {{s.master, &ops::Chunk::begin, is_written},
-                        {state(0), &ops::Chunk::state_begin, is_written},
-                        {state(1), &ops::Chunk::state_begin, is_written}});
+    for (Pieces pieces(s, chunks_of(s, rule),
+                       {{s.master, &ops::Chunk::begin, access},
+                        {rule.slot(0), &ops::Chunk::state_begin, access},
+                        {rule.slot(1), &ops::Chunk::state_begin, access},
+                        own_gradients(s, ChunkArray::reads),
+                        rounded});
          pieces.next();) {
         op.master = pieces[0], op.state[0] = pieces[1], op.state[1] = pieces[2];
-        op.chunks = s.update_chunks + pieces.first_chunk(), op.n_chunks = pieces.n_chunks();
-        run(s.stream, run_op, op, note_of_chunks(s, pieces.first_chunk(), pieces.n_chunks()));
+        op.grad = pieces[3].as<float>();
+        if constexpr (requires { op.param; }) op.param = pieces[4];
+        op.chunks = pieces.chunks(), op.n_chunks = pieces.n_chunks();
+        run(s.stream, run_op, op, pieces.note());
     }
 }
 
 void update_by_element(GptState& s, const RuleState& rule, const float* trust_ratios) {
     ops::ElementwiseUpdate op{};
-    op.param = rounded_masters(s), op.trust_ratios = trust_ratios;
-    run_on_chunks(s, rule, ops::elementwise_update, op, true);
+    op.trust_ratios = trust_ratios;
+    run_on_chunks(s, rule, ops::elementwise_update, op, ChunkArray::updates, rounded_masters(s));
 }
 
 // Computes TrustState::ratios from this rank's TrustState::sums. Without shards each rank has all sums of its part.
@@ -120,7 +120,7 @@ void find_trust_ratios(GptState& s, const RuleState& rule) {
 void update_by_layer(GptState& s, const RuleState& rule) {
     ops::TrustSums sums{};
     sums.out = s.trust.sums;
-    run_on_chunks(s, rule, ops::trust_sums, sums, false);
+    run_on_chunks(s, rule, ops::trust_sums, sums, ChunkArray::reads, {});
     find_trust_ratios(s, rule);
     update_by_element(s, rule, s.trust.ratios);
 }
@@ -128,7 +128,7 @@ void update_by_layer(GptState& s, const RuleState& rule) {
 void update_by_factors(GptState& s, const RuleState& rule) {
     direct_factored(s, rule);
     find_trust_ratios(s, rule);
-    apply_directions(s, rule.first_chunk, rule.n_chunks, s.own_grad, false, s.trust.ratios);
+    apply_directions(s, chunks_of(s, rule), {s.own_grad, Dtype::fp32}, false, s.trust.ratios);
 }
 
 }  // namespace
@@ -279,8 +279,23 @@ ops::UpdateScalars update_scalars(const OptimizerSettings& settings, const Updat
             .clip_threshold = float(settings.clip_threshold)};
 }
 
-OpNote note_of_chunks(const GptState& s, int first_chunk, int n_chunks) {
-    return note_of(s.host_update_chunks.data() + first_chunk, n_chunks, s);
+ChunkList update_chunks(const GptState& s, int first_chunk, int n_chunks) {
+    return ChunkList{s.update_chunks, s.host_update_chunks}.part(first_chunk, n_chunks);
+}
+
+ChunkList chunks_of(const GptState& s, const RuleState& rule) {
+    return update_chunks(s, rule.first_chunk, rule.n_chunks);
+}
+
+ChunkArray own_gradients(const GptState& s, ChunkArray::Access access) {
+    return {{s.own_grad, Dtype::fp32}, &ops::Chunk::begin, access};
+}
+
+void add_squares(GptState& s) {
+    for (Pieces pieces(s, {s.own_chunks, s.host_own_chunks}, {own_gradients(s, ChunkArray::reads)}); pieces.next();)
+        run(s.stream, ops::squared_sums,
+            {.out = s.sums, .values = pieces[0].as<float>(), .chunks = pieces.chunks(), .n_chunks = pieces.n_chunks()},
+            pieces.note());
 }
 
 void wait_outside_update(GptState& s, const Comm& comm, Ticket ticket) {
@@ -294,32 +309,35 @@ void add_over(GptState& s, const Comm& comm, double* sums, size_t count) {
     wait_outside_update(s, comm, all_reduce_sum(sums, count, comm, s.stream));
 }
 
-void apply_directions(GptState& s, int first_chunk, int n_chunks, ConstView direction, bool cautious,
-                      const float* trust_ratios) {
-    for (Pieces pieces(s, first_chunk, n_chunks, {{s.master, &ops::Chunk::begin, true}}); pieces.next();)
+void apply_directions(GptState& s, const ChunkList& chunks, View direction, bool cautious, const float* trust_ratios) {
+    for (Pieces pieces(s, chunks,
+                       {{s.master, &ops::Chunk::begin, ChunkArray::updates},
+                        rounded_masters(s),
+                        {direction, &ops::Chunk::state_begin, ChunkArray::reads}});
+         pieces.next();)
         run(s.stream, ops::apply_direction,
             {.master = pieces[0],
-             .param = rounded_masters(s),
-             .direction = direction,
-             .chunks = s.update_chunks + pieces.first_chunk(),
+             .param = pieces[1],
+             .direction = pieces[2],
+             .chunks = pieces.chunks(),
              .scalars = s.update_scalars,
              .grad_norm = s.grad_norm,
              .n_chunks = pieces.n_chunks(),
              .cautious = cautious,
              .trust_ratios = trust_ratios},
-            note_of_chunks(s, pieces.first_chunk(), pieces.n_chunks()));
+            pieces.note());
 }
 
 // average = (1 - average_weight) average + average_weight master
 static void update_average(GptState& s) {
-    const auto chunks = std::span(s.host_update_chunks);
-    for (Pieces pieces(s, 0, int(chunks.size()),
-                       {{s.average, &ops::Chunk::begin, true}, {s.master, &ops::Chunk::begin, false}});
+    for (Pieces pieces(
+             s, {s.update_chunks, s.host_update_chunks},
+             {{s.average, &ops::Chunk::begin, ChunkArray::updates}, {s.master, &ops::Chunk::begin, ChunkArray::reads}});
          pieces.next();) {
         FlatRange elements{0, owned_elements(s)};
         if (s.offload.has(s.average)) {
             elements = {elements.end, 0};  // the chunks of several optimizers are not in the order of the elements
-            for (const ops::Chunk& chunk : chunks.subspan(size_t(pieces.first_chunk()), size_t(pieces.n_chunks())))
+            for (const ops::Chunk& chunk : pieces.host_chunks())
                 elements = {std::min(elements.begin, chunk.begin),
                             std::max(elements.end, chunk.begin + size_t(chunk.count))};
         }
@@ -335,11 +353,9 @@ static void update_average(GptState& s) {
 }
 
 void update(GptState& s) {
-    const int n_own = int(s.host_own_chunks.size());
     const StepSums sums = step_sums(s);
     s.update_time.start(s.stream);
-    run(s.stream, ops::squared_sums, {.out = s.sums, .values = s.own_grad, .chunks = s.own_chunks, .n_chunks = n_own},
-        note_of(s.host_own_chunks.data(), n_own, s));
+    add_squares(s);
     if (s.group.comm.rank > 0)  // every rank of the group has the losses; rank 0 counts them
         clear(s.sums + sums.loss(0, 0), sums.losses, s.stream);
     add_over(s, s.comms.world, s.sums, sums.count());

@@ -2,9 +2,9 @@
 #pragma once
 
 #include "kernels/comm.h"
-#include "kernels/op_stream.h"
 #include "kernels/ops.h"
 #include "model/options.h"
+#include "model/pieces.h"
 #include "model/tensors.h"
 
 // Tensors whose updates have the same scalars.
@@ -24,6 +24,9 @@ struct RuleState {
     size_t elements = 0;  // length of each array
     std::vector<View> slots = {};
     int first_chunk = 0, n_chunks = 0;  // of GptState::update_chunks
+
+    // Null if the rule has fewer.
+    View slot(size_t number) const { return number < slots.size() ? slots[number] : View(); }
 };
 
 // The trust ratios of a layerwise optimizer. A layer is a tensor, or one of the matrices that it stacks.
@@ -92,10 +95,17 @@ void wait_outside_update(GptState& s, const Comm& comm, Ticket ticket);
 // Replaces values by their sums over the ranks of `comm`, and waits in the same way.
 void add_over(GptState& s, const Comm& comm, double* sums, size_t count);
 
-// Moves masters along `direction`, which is at the state_begin of chunks of GptState::update_chunks. cautious,
-// trust_ratios: as in ops::ApplyDirection.
-void apply_directions(GptState& s, int first_chunk, int n_chunks, ConstView direction, bool cautious,
-                      const float* trust_ratios = nullptr);
+// The chunks of a rule, or some chunks of GptState::update_chunks.
+ChunkList chunks_of(const GptState& s, const RuleState& rule);
+ChunkList update_chunks(const GptState& s, int first_chunk, int n_chunks);
 
-// The elements of chunks of GptState::update_chunks, for a trace.
-OpNote note_of_chunks(const GptState& s, int first_chunk, int n_chunks);
+// GptState::own_grad as an array of an op on chunks.
+ChunkArray own_gradients(const GptState& s, ChunkArray::Access access);
+
+// Adds the squares of the gradients that this rank counts to GptState::sums.
+void add_squares(GptState& s);
+
+// Moves masters along `direction`, which is at the chunks' state_begin. cautious, trust_ratios: as in
+// ops::ApplyDirection.
+void apply_directions(GptState& s, const ChunkList& chunks, View direction, bool cautious,
+                      const float* trust_ratios = nullptr);
