@@ -174,6 +174,9 @@ struct Quantize {
     ConstView inp;      // (rows, cols), 16 bits
     const float* amax;  // (1), abs_max() of inp
     int rows, cols;     // multiples of 16
+    // (1)  +=, how many of inp's numbers are larger than the largest of their scale: none if amax is right. May be
+    // null.
+    double* saturated = nullptr;
 };
 void quantize(const Quantize& op, Stream stream);
 

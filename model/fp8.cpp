@@ -84,7 +84,8 @@ static void convert(const LayerContext& x, const Fp8Matrix& to, View by_rows, Vi
          .inp = from,
          .amax = from.amax,
          .rows = rows,
-         .cols = cols});
+         .cols = cols,
+         .saturated = x.fp8->saturated});
 }
 
 ConstView fp8_rows(const LayerContext& x, const Fp8Matrix& to, ConstView from, int rows, int cols) {

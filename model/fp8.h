@@ -20,9 +20,10 @@ struct Fp8Matrix {
 
 // The buffers of the GEMM that runs, each large enough for every linear layer of a block.
 struct Fp8Buffers {
-    Fp8Matrix input;     // of the layer, in E4M3
-    Fp8Matrix weight;    // in E4M3
-    Fp8Matrix gradient;  // of the layer's output, in options.fp8_gradients
+    Fp8Matrix input;              // of the layer, in E4M3
+    Fp8Matrix weight;             // in E4M3
+    Fp8Matrix gradient;           // of the layer's output, in options.fp8_gradients
+    double* saturated = nullptr;  // ops::Quantize::saturated of a step
 };
 
 // Returns why the model's GEMMs cannot have operands of 8 bits, naming configuration keys; empty if they can.

@@ -297,12 +297,13 @@ StepResult Gpt::end_step(std::span<const double> votes) {
     gather_params(s);
     ops::GradNorm norm;
     copy_to_host(&norm, s.grad_norm, sizeof(norm), s.stream);
-    const size_t first = places.loss(0, 0);  // only the device needs the entries before
+    const size_t first = places.saturated();  // only the device needs the entries before
     copy_to_host(&sums[first], s.sums + first, (sums.size() - first) * sizeof(double), s.stream);
     synchronize(s.stream);
 
     StepResult result{};
-    for (size_t i = 0; i < places.losses; i++) result.loss_sum += sums[first + i];
+    for (size_t i = 0; i < places.losses; i++) result.loss_sum += sums[places.loss(0, 0) + i];
+    result.fp8_saturated = sums[places.saturated()];
     result.votes.assign(&sums[places.first_vote()], &sums[places.first_vote()] + votes.size());
     result.grad_norm = norm.norm;
     result.offload = s.offload.traffic;

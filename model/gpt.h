@@ -56,7 +56,8 @@ struct StepResult {
     float grad_norm;            // before clipping, loss scale removed
     std::vector<double> votes;  // end_step()'s votes, summed over all ranks
     OffloadTraffic offload;
-    double update_ms;  // time of the norm, clipping and the optimizer, without waiting for other ranks
+    double fp8_saturated;  // numbers that were too large for their scale in 8 bits, over all ranks: 0 without an error
+    double update_ms;      // time of the norm, clipping and the optimizer, without waiting for other ranks
     // The name of the first tensor whose gradient has a NaN or an infinity; empty if all are finite. If it is not
     // empty, the update was skipped.
     std::string non_finite_tensor;

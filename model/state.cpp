@@ -381,4 +381,5 @@ GptState place_state(const GptOptions& options, Arena& arena) {
     s.sums = arena.take<double>("control", "sums", step_sums(s).count());
     s.loss_scale = arena.take<float>("control", "loss_scale", 1);
     return s;
+    if (s.sums) s.fp8.saturated = s.sums + step_sums(s).saturated();
 }

@@ -158,13 +158,15 @@ inline size_t owned_elements(const GptState& s) {
 // The layout of GptState::sums: each rank fills in its own entries and leaves the others 0, and the all-reduce sums
 // them.
 struct StepSums {
-    size_t squares;      // sums of the gradients' squares, kSquareEntries per tensor of the model
+    size_t squares;      // sums of the gradients' squares, kSquareEntries per tensor of the model; then a number:
+                         // Fp8Buffers::saturated
     size_t losses;       // then loss sums, one per rank and micro-step: rank * micro_steps + index
     size_t losses_each;  // this step's micro_steps
     size_t votes;        // then the caller's votes
-    size_t count() const { return squares + losses + votes; }
-    size_t loss(int rank, int index) const { return squares + size_t(rank) * losses_each + size_t(index); }
-    size_t first_vote() const { return squares + losses; }
+    size_t count() const { return first_vote() + votes; }
+    size_t saturated() const { return squares; }
+    size_t loss(int rank, int index) const { return squares + 1 + size_t(rank) * losses_each + size_t(index); }
+    size_t first_vote() const { return squares + 1 + losses; }
 };
 inline StepSums step_sums(const GptState& s) {
     const size_t each = size_t(s.step.micro_steps);

@@ -126,6 +126,10 @@ static std::optional<double> offloaded_bytes(const TrainingRun& run, const StepR
     return double(result.offload.to_device + result.offload.to_host);
 }
 
+static std::optional<double> fp8_saturated(const TrainingRun& run, const StepResult& result) {
+    return run.gpt.options().fp8 ? std::optional(result.fp8_saturated) : std::nullopt;
+}
+
 StepEnd finish_step(TrainingRun& run, const StepTimer& timer, const GpuReading& gpu, const StepResult& result) {
     const Config& config = run.config;
     if (result.votes[kLost] > 0) end_if(run, std::make_exception_ptr(moved_away(config.run.dir)));
@@ -151,6 +155,7 @@ StepEnd finish_step(TrainingRun& run, const StepTimer& timer, const GpuReading& 
                              .optimizer_ms = result.update_ms,
                              .comm_bytes = comm.bytes_sent,
                              .offload_bytes = offloaded_bytes(run, result),
+                             .fp8_saturated = fp8_saturated(run, result),
                              .resident_bytes = resident_bytes(),
                              .noise_scale = add_noise(run, result, tokens),
                              .skipped = result.non_finite_tensor,

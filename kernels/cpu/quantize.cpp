@@ -1,5 +1,6 @@
 // Conversion to 8 bits for GEMMs.
 #include <atomic>
+#include <cmath>
 #include <cstring>
 
 #include "kernels/cpu/parallel.h"
@@ -18,22 +19,30 @@ template <class T> struct Quantizer {
     const Quantize& op;
     float inverse;
 
-    // Converts `count` numbers of a row.
-    template <class Out> void convert(Out* out, int row, int col, int count) const {
+    // Converts `count` numbers of a row. Returns how many are too large.
+    template <class Out> int convert(Out* out, int row, int col, int count) const {
         const T* inp = op.inp.as<T>() + size_t(row) * op.cols + col;
-#pragma omp simd
-        for (int i = 0; i < count; i++) out[i] = from_float<Out>(to_float(inp[i]) * inverse);
+        int saturated = 0;
+#pragma omp simd reduction(+ : saturated)
+        for (int i = 0; i < count; i++) {
+            const float value = to_float(inp[i]) * inverse;
+            saturated += std::abs(value) > largest_of<Out>;
+            out[i] = from_float<Out>(value);
+        }
+        return saturated;
     }
-    template <class Out> void convert_tile(int row, int col) const {
+    template <class Out> int convert_tile(int row, int col) const {
         const int rows = std::min(kTile, op.rows - row), cols = std::min(kTile, op.cols - col);
         Out tile[kTile][kTile];
-        for (int r = 0; r < rows; r++) convert(tile[r], row + r, col, cols);
+        int saturated = 0;
+        for (int r = 0; r < rows; r++) saturated += convert(tile[r], row + r, col, cols);
         Out* const out = op.out.as<Out>();
         Out* const transposed = op.transposed.as<Out>();
         for (int r = 0; out && r < rows; r++)
             std::memcpy(out + size_t(row + r) * op.cols + col, tile[r], size_t(cols) * sizeof(Out));
         for (int c = 0; transposed && c < cols; c++)
             for (int r = 0; r < rows; r++) transposed[size_t(col + c) * op.rows + row + r] = tile[r][c];
+        return saturated;
     }
 };
 
@@ -63,10 +72,12 @@ void quantize(const Quantize& op, Stream) {
         dispatch("quantize", {op.inp}, [&]<class T>() {
             const Quantizer<T> quantizer{op, inverse_of_scale(*op.scale)};
             const int across = (op.cols + kTile - 1) / kTile, down = (op.rows + kTile - 1) / kTile;
+            std::atomic<int64_t> saturated = 0;
             parallel_blocks(size_t(across) * size_t(down), 1, [&](size_t begin, size_t end) {
                 for (size_t i = begin; i < end; i++)
-                    quantizer.template convert_tile<Out>(int(i) / across * kTile, int(i) % across * kTile);
+                    saturated += quantizer.template convert_tile<Out>(int(i) / across * kTile, int(i) % across * kTile);
             });
+            if (op.saturated) *op.saturated += double(saturated);
         });
     });
 }

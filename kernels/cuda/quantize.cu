@@ -4,7 +4,7 @@
 // does not depend on the order. quantize: a block converts a tile of 64 rows and 128 columns, a thread 4 rows of 8
 // columns: it stores rows of 8 bytes, and columns of 4 bytes in shared memory, from which the block stores rows of the
 // transpose. Shared memory is addressed so that a warp's stores meet in at most two words per bank. Memory traffic per
-// element: abs_max 2 bytes, quantize 3, or 4 with both outputs. Issue slots: about 13 per element for the conversion; a
+// element: abs_max 2 bytes, quantize 3, or 4 with both outputs. Issue slots: about 15 per element for the conversion; a
 // multiprocessor of an H200 receives 20 bytes per clock, which is 5 elements in 16 slots of its 4 schedulers, each for
 // 32 elements. So both are limited by memory.
 #include "kernels/cuda/amax.cuh"
@@ -51,6 +51,7 @@ template <class Out, class T> __global__ void __launch_bounds__(kThreads) quanti
     const int row = int(threadIdx.x) / (kTileCols / kPack) * kRowsOfThread;
     const int col = int(threadIdx.x) % (kTileCols / kPack) * kPack;
     uint32_t columns[kPack] = {};
+    int saturated = 0;
     if (first_row + row < op.rows && first_col + col < op.cols) {
 #pragma unroll
         for (int r = 0; r < kRowsOfThread; r++) {
@@ -59,13 +60,16 @@ template <class Out, class T> __global__ void __launch_bounds__(kThreads) quanti
             Pack<Out, kPack> packed{};
 #pragma unroll
             for (int k = 0; k < kPack; k++) {
-                const uint32_t bits = from_float<Out>(values.value[k] * inverse).bits;
+                const float value = values.value[k] * inverse;
+                const uint32_t bits = from_float<Out>(value).bits;
+                saturated += fabsf(value) > largest_of<Out>;
                 packed.word[k / 4] |= bits << (k % 4 * 8);
                 columns[k] |= bits << (r * 8);
             }
             if (op.out) store_pack<true>(op.out.as<Out>() + at, packed);
         }
     }
+    if (op.saturated && saturated > 0) atomicAdd(op.saturated, double(saturated));
     if (!op.transposed) return;
 #pragma unroll
     for (int k = 0; k < kPack; k++) s.word[place_of(col + k, row / kRowsOfThread)] = columns[k];

@@ -41,6 +41,7 @@ template <class Field> void describe(const TrainRecord& record, Field field) {
         if (value) field(key, *value);
     };
     add_known("offload_bytes", record.offload_bytes);
+    add_known("fp8_saturated", record.fp8_saturated);
     add_known("noise_scale", record.noise_scale);
     add_known("power_w", record.power_w);
     add_known("gpu_temperature_c", record.gpu_temperature_c);

@@ -31,6 +31,7 @@ struct TrainRecord {
     double optimizer_ms = 0;                   // of step_ms: norm, clipping and update
     uint64_t comm_bytes = 0;                   // tensor bytes sent by this rank
     std::optional<double> offload_bytes = {};  // copied between this rank's device and host; absent: no offload
+    std::optional<double> fp8_saturated = {};  // casts to 8 bits that saturated, of all ranks; absent: no FP8
     uint64_t resident_bytes = 0;               // host memory of this rank's process
     std::optional<double> noise_scale = {};    // tokens; absent: not measured
     std::string skipped = {};                  // the first tensor with a non-finite gradient, if the update was skipped

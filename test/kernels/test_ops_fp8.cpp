@@ -84,27 +84,45 @@ template <class T, class Out> struct Quantized {
     Stored<T> wide;
     Array<Out> by_rows, by_columns;
     Array<float> amax, scale;
+    Array<double> saturated;
 
-    Quantized(int n_rows, int n_cols, const std::vector<double>& values)
+    Quantized(int n_rows, int n_cols, const std::vector<double>& values, float given_amax = NAN)
         : rows(n_rows),
           cols(n_cols),
           wide("wide", Role::input, values),
           by_rows("rows", Role::output, std::vector<Out>(values.size(), Out{0x55})),
           by_columns("columns", Role::output, std::vector<Out>(values.size(), Out{0x55})),
-          amax("amax", Role::output, std::vector<float>{NAN}),
-          scale("scale", Role::output, std::vector<float>{NAN}) {}
+          amax("amax", Role::output, std::vector<float>{given_amax}),
+          scale("scale", Role::output, std::vector<float>{NAN}),
+          saturated("saturated", Role::output, std::vector<double>{3}) {}
 
     void quantize(bool with_rows = true, bool with_columns = true) {
         const OnDevice<T> device;
         ops::abs_max({.out = amax.on(device), .inp = wide.on(device), .count = wide.host.size()}, Stream());
+        convert(with_rows, with_columns);
+    }
+    void convert(bool with_rows = true, bool with_columns = true) {
+        const OnDevice<T> device;
         ops::quantize({.out = with_rows ? View(by_rows.on(device)) : nullptr,
                        .transposed = with_columns ? View(by_columns.on(device)) : nullptr,
                        .scale = scale.on(device),
                        .inp = wide.on(device),
                        .amax = amax.on(device),
                        .rows = rows,
-                       .cols = cols},
+                       .cols = cols,
+                       .saturated = saturated.on(device)},
                       Stream());
+    }
+    void convert_on_host() {
+        const OnHost host;
+        ref::quantize({.out = by_rows.on(host),
+                       .transposed = by_columns.on(host),
+                       .scale = scale.on(host),
+                       .inp = wide.on(host),
+                       .amax = amax.on(host),
+                       .rows = rows,
+                       .cols = cols,
+                       .saturated = saturated.on(host)});
     }
     ConstView view(Array<Out>& form) {
         const OnDevice<T> device;
@@ -125,13 +143,8 @@ template <class T, class Out> void test_quantize(int rows, int cols, double widt
     q.quantize();
     const OnHost host;
     ref::abs_max({.out = q.amax.on(host), .inp = q.wide.on(host), .count = q.wide.host.size()});
-    ref::quantize({.out = q.by_rows.on(host),
-                   .transposed = q.by_columns.on(host),
-                   .scale = q.scale.on(host),
-                   .inp = q.wide.on(host),
-                   .amax = q.amax.on(host),
-                   .rows = rows,
-                   .cols = cols});
+    q.convert_on_host();
+    CHECK(q.saturated.fetch()[0] == 3);
     CHECK(q.amax.fetch() == q.amax.host);
     CHECK(q.scale.fetch() == q.scale.host);
     const auto same = [](const std::vector<Out>& a, const std::vector<Out>& b) {
@@ -169,6 +182,21 @@ TEST_CASE("quantize with numbers that are not finite", "[ops]") {
         q.quantize();
         CHECK(std::isnan(q.scale.fetch()[0]));
         CHECK((std::isnan(special) ? std::isnan(q.amax.fetch()[0]) : std::isinf(q.amax.fetch()[0])));
+    }
+}
+
+// As after a kernel that gives too small an amax.
+TEMPLATE_TEST_CASE("quantize counts numbers that saturate", "[ops]", e4m3, e5m2) {
+    for (const auto& [rows, cols] : {std::pair(16, 16), {80, 144}}) {
+        std::vector<double> values = random_values(size_t(rows) * size_t(cols), 1, 8);
+        values[0] = 3.5, values[1] = -3.5;
+        Quantized<bf16, TestType> q(rows, cols, values, 3.5f);
+        q.convert();
+        q.convert_on_host();
+        CHECK(q.saturated.fetch() == q.saturated.host);
+        CHECK(q.saturated.host[0] > 3 + rows * cols / 4);
+        CHECK(q.saturated.host[0] < 3 + rows * cols);
+        CHECK(std::ranges::equal(q.by_rows.fetch(), q.by_rows.host, {}, &TestType::bits, &TestType::bits));
     }
 }
 

@@ -27,6 +27,20 @@ std::vector<GptOptions> fp8_variants() {
     return all;
 }
 
+// The result of a step whose conversions use the magnitudes that `change` leaves in the model.
+StepResult one_step(const std::function<void(Gpt&)>& change) {
+    const GptOptions options = fp8_options();
+    Gpt gpt(options, comm_single());
+    gpt.initialize(42);
+    gpt.begin_step({});
+    const std::vector<int> tokens =
+        nano_tokens(size_t(options.batch) * size_t(options.seq_len) + 1, options.shape.vocab_size);
+    gpt.forward(tokens.data());
+    change(gpt);
+    gpt.backward(tokens.data() + 1, 1);
+    return gpt.end_step();
+}
+
 // The arrays that keeps_amax() gives an amax.
 std::vector<View*> operands_of(GptState& s) {
     std::vector<View*> all;
@@ -112,6 +126,18 @@ TEST_CASE("fp8: embedding and head compute with 16 bits", "[model][fp8]") {
 }
 
 // Then an operand has parts that several ops or ranks compute.
+TEST_CASE("fp8: a step counts numbers that saturate", "[model][fp8]") {
+    CHECK(one_step([](Gpt&) {}).fp8_saturated == 0);
+    // The backward pass converts this input of a layer with a magnitude that is too small.
+    const StepResult wrong = one_step([](Gpt& gpt) {
+        const View& input = gpt.state().acts[0].block[1].norm2.out.view;
+        const float amax = 1e-3f;
+        copy_to_device(input.amax, &amax, sizeof(amax), Stream{});
+    });
+    CHECK(wrong.fp8_saturated > 80 * 48 / 2);
+    CHECK(wrong.fp8_saturated <= 80 * 48);
+}
+
 TEST_CASE("fp8: no magnitudes are kept for operands in parts", "[model][fp8]") {
     CHECK(keeps_amax(fp8_options()));
     GptOptions options[5];

@@ -16,8 +16,10 @@ class Fp8(TrainerTest):
         of a sum are independent. The losses stay close, and differ."""
         self.train("--fresh", **FP8)
         fp8 = self.losses()
+        self.assertEqual({record["fp8_saturated"] for record in self.records(kind="train")}, {0})
         self.train("--fresh", **{**FP8, "train_precision": "bf16"})
         bf16 = self.losses()
+        self.assertNotIn("fp8_saturated", self.records(kind="train")[0])
         self.assertNotEqual(fp8, bf16)
         self.assertLess(fp8[-1], fp8[0] - 0.5)
         for a, b in zip(fp8, bf16, strict=True):

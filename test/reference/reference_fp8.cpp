@@ -48,7 +48,9 @@ void quantize(const ops::Quantize& op) {
     for (int row = 0; row < op.rows; row++)
         for (int col = 0; col < op.cols; col++) {
             const size_t i = size_t(row) * size_t(op.cols) + size_t(col);
-            const auto bits = uint8_t(nearest_fp8(format, std::ldexp(element(op.inp, i), -exponent)));
+            const double number = std::ldexp(element(op.inp, i), -exponent);
+            const auto bits = uint8_t(nearest_fp8(format, number));
+            if (op.saturated && std::abs(number) > format.largest) (*op.saturated)++;
             if (op.out) op.out.as<uint8_t>()[i] = bits;
             if (op.transposed) op.transposed.as<uint8_t>()[size_t(col) * size_t(op.rows) + size_t(row)] = bits;
         }
