@@ -49,10 +49,11 @@ ScalingInputs scaling_inputs(const Config& config, const std::vector<GptOptions>
     in.micro_steps = micro_steps(config, in.data(), kMaxSteps);
     in.param_wire_bytes = double(size_of(run.precision));
     in.row_bytes = double(run.shape.n_embd) * double(size_of(run.precision));
-    GptOptions update = run;
-    update.offload_activations = false;  // copied while the passes compute
-    const OffloadTraffic traffic = planned_traffic(update);
-    in.update_host_bytes = double(std::max(traffic.to_device, traffic.to_host));
+    const auto longer = [](const OffloadTraffic& traffic) {
+        return double(std::max(traffic.to_device, traffic.to_host));
+    };
+    in.update_host_bytes = longer(planned_traffic_of_update(run));
+    in.passes_host_bytes = longer(planned_traffic_of_passes(run));
     // With biases and norms.
     const std::vector<double> work = layer_work(run);
     const double scale = flops_of_token(run, run.seq_len) / (6 * std::accumulate(work.begin(), work.end(), 0.0));

@@ -36,9 +36,9 @@ using Json = Report::Json;
 
 struct Settings {
     std::vector<std::string> precisions, workloads;
-    std::string json, roofs_from;
+    std::string json, roofs_from, offload;
     bool roofs_only = false, ops_only = false, steps_only = false, tf32 = false, graphs = true, tune = false,
-         offload = false, portable = false;
+         portable = false;
     std::optional<double> seconds;
     int head_rows = 0, batch = 0;
 };
@@ -92,7 +92,7 @@ private:
         if (picked.empty()) picked = default_workloads(on_gpu_);
         for (Workload& work : picked) {
             work.head_rows = settings_.head_rows;
-            work.offloads = settings_.offload;
+            work.offload = settings_.offload;
             if (settings_.batch > 0) work.batch = settings_.batch;
         }
         return picked;
@@ -312,8 +312,10 @@ int main(int argc, char** argv) {
     ops->excludes(steps);
     app.add_option("--roofs-from", settings.roofs_from, "file of --roofs --json; missing roofs are measured");
     app.add_flag("!--no-graphs", settings.graphs, "GPU: queue the kernels of a step instead of replaying graphs");
-    auto* offload = app.add_flag("--offload", settings.offload, "measure steps with arrays in host memory");
-    offload->excludes(ops)->excludes(roofs);
+    auto* offload = app.add_option("--offload", settings.offload,
+                                   "measure steps with the optimizer's state and activations in host memory, or all: "
+                                   "weights and gradients, too");
+    offload->check(CLI::IsMember({"optimizer", "all"}))->excludes(ops)->excludes(roofs);
     app.add_flag("--portable", settings.portable, "GPU: no kernels for its compute capability");
     app.add_flag("--tune", settings.tune, "GPU: time each GEMM at its first use and use the fastest algorithm");
     app.add_flag("--tf32", settings.tf32, "GPU: fp32 products may round their operands to TF32");

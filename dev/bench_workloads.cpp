@@ -69,8 +69,9 @@ GptOptions options_of(const Workload& work, Dtype precision) {
     options.batch = work.batch, options.seq_len = work.seq_len;
     options.precision = precision, options.fp8 = work.fp8;
     options.head_rows = work.rows_of_head();
-    if (!work.offloads) return options;
+    if (work.offload.empty()) return options;
     options.offload_optimizer = options.offload_activations = true;
+    options.offload_weights = options.offload_gradients = work.offload == "all";
     options.offload_window_bytes = size_t(192) << 20;
     options.recompute = Recompute::block;
     return options;

@@ -11,9 +11,10 @@ struct Workload {
     std::string name;  // readable, without batch and sequence length
     GptShape shape;
     int batch, seq_len;
-    int head_rows = 0;      // as train.head_rows; 0: the trainer's default for the batch
-    bool fp8 = false;       // as train.precision "fp8"
-    bool offloads = false;  // as offload.optimizer and offload.activations, with train.recompute "block"
+    int head_rows = 0;  // as train.head_rows; 0: the trainer's default for the batch
+    bool fp8 = false;   // as train.precision "fp8"
+    // "optimizer": offload.optimizer and offload.activations, with train.recompute "block"; "all": every key of offload
+    std::string offload = {};
 
     int tokens() const { return batch * seq_len; }
     // Single ops have GPT-2's shapes, with other parts as variants. Other models and FP8 have only the step.

@@ -45,6 +45,12 @@ void check_options(const GptOptions& o) {
     require(o.context.divides(o.seq_len) && o.ranks % o.context.size == 0 && o.rank % o.context.size == o.context.rank,
             "model: seq_len %d, rank %d of %d, context %d of %d", o.seq_len, o.rank, o.ranks, o.context.rank,
             o.context.size);
+    require(!(o.offload_weights || o.offload_gradients) ||
+                (o.offload_optimizer && o.ranks * o.tensor_parallel.size * o.pipeline.size == 1),
+            "model: weights or gradients in host memory on %d ranks, offload_optimizer %d", o.ranks,
+            int(o.offload_optimizer));
+    require(!o.offload_gradients || !o.deterministic_reduce,
+            "model: gradients in host memory with deterministic_reduce");
     const std::string parts_problem = tensor_parallel_problem(o);
     require(parts_problem.empty(), "%s", parts_problem.c_str());
 }

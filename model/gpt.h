@@ -45,9 +45,12 @@ struct StepSettings {
     uint64_t first_sample = 0;
 };
 
-// Bytes that a rank copies between device and host for GptOptions::offload_optimizer and offload_activations.
+// Bytes that a rank copies between device and host for the options of offload.
 struct OffloadTraffic {
     size_t to_device = 0, to_host = 0;
+    OffloadTraffic operator+(const OffloadTraffic& other) const {
+        return {to_device + other.to_device, to_host + other.to_host};
+    }
     bool operator==(const OffloadTraffic&) const = default;
 };
 

@@ -16,13 +16,15 @@ size_t window_bytes_per_element(const GptOptions& options) {
     for (const OptimizerKind kind : {optimizer.name, optimizer.scalar_name})
         state = std::max(state, optimizer_row(kind).slots.size() * size_of(optimizer.state_type()));
     const size_t master = size_of(optimizer.master_type());
+    if (options.offload_gradients) state += sizeof(float);
+    if (options.offload_weights && !options.computes_with_masters()) state += size_of(options.precision);
     return master + std::max(state, options.averages ? sizeof(float) : 0);
 }
 
 }  // namespace
 
 bool masters_are_offloaded(const GptOptions& options) {
-    return options.offload_optimizer && !options.computes_with_masters();
+    return options.computes_with_masters() ? options.offload_weights : options.offload_optimizer;
 }
 
 bool OffloadState::has(ConstView array) const {
@@ -47,6 +49,10 @@ void place_offload(GptState& s, Arena& arena) {
 void open_offload(GptState& s) {
     if (!s.options.offload_optimizer && !s.options.offload_activations) return;
     for (std::optional<SideStream>& copies : s.offload.copies) copies.emplace();
+    for (int i = 0; i < kSlots; i++) {
+        if (s.options.offload_weights) s.param_slot[i].copies.emplace();
+        if (s.options.offload_gradients) s.grad_slot[i].copies.emplace();
+    }
 }
 
 void end_update_of_offloaded(GptState& s) {
@@ -54,22 +60,23 @@ void end_update_of_offloaded(GptState& s) {
         if (copies) wait_for(s.stream, copies->stream());
 }
 
+void copy_offloaded(GptState& s, View to, ConstView from, size_t elements, Stream copies) {
+    const size_t bytes = elements * size_of(to.dtype);
+    wait_for(copies, s.stream);
+    copy_pinned(to.data, from.data, bytes, copies);
+    (s.offload.has(to) ? s.offload.traffic.to_host : s.offload.traffic.to_device) += bytes;
+}
+
 void hold_input(const GptState& s, const Activation& input) {
     if (input.on_host) wait_for(s.stream, s.offload.stream(input.window));
 }
 
-static void copy_input(GptState& s, const Activation& input, View to, View from, size_t& traffic) {
-    if (!input.on_host) return;
-    const size_t bytes = residual_elements(s.options) * size_of(input.view.dtype);
-    wait_for(s.offload.stream(input.window), s.stream);
-    copy_pinned(to.data, from.data, bytes, s.offload.stream(input.window));
-    traffic += bytes;
-}
-
 void send_input(GptState& s, const Activation& input) {
-    copy_input(s, input, input.on_host, input.view, s.offload.traffic.to_host);
+    if (!input.on_host) return;
+    copy_offloaded(s, input.on_host, input.view, residual_elements(s.options), s.offload.stream(input.window));
 }
 
 void fetch_input(GptState& s, const Activation& input) {
-    copy_input(s, input, input.view, input.on_host, s.offload.traffic.to_device);
+    if (!input.on_host) return;
+    copy_offloaded(s, input.view, input.on_host, residual_elements(s.options), s.offload.stream(input.window));
 }

@@ -1,6 +1,6 @@
 // Arrays in host memory: the optimizer's of each parameter with GptOptions::offload_optimizer, the inputs of blocks
-// with offload_activations. They pass through windows of device memory, and the copies of a window have their own
-// stream.
+// with offload_activations, compute weights with offload_weights, gradients with offload_gradients. They pass through
+// windows of device memory, and the copies of a window have their own stream.
 //
 // The ops of an update process the optimizer's arrays in Pieces. While one window sends a piece back, the other
 // receives the next one:
@@ -9,9 +9,13 @@
 //     window 1               | in 1    |       | out 1 | in 3    |       | out 3 | ...
 //     the program's          | piece 0 |       | piece 1         | piece 2       | ...
 //
-// The first two pieces arrive during the step's passes; the update starts when the norm of all gradients is known.
+// The first two pieces arrive during the passes, or with offload_gradients after them. The update starts when the
+// norm of all gradients is known.
 // Inputs of blocks have two windows too, for the even and the odd ones: an input is sent after the block's forward pass
 // and arrives before its backward pass, in both cases while the neighbor is computed.
+//
+// The windows of compute weights and gradients are the slots of buckets: see model/sharding.h. The update has them in
+// its pieces.
 //
 // The device computes the same elements with the same ops as without offload, so the bits are the same.
 #pragma once
@@ -38,14 +42,17 @@ struct OffloadState {
     Stream stream(int window) const { return copies[window]->stream(); }
 };
 
-// Whether masters are in host memory. They stay on the device if they are the compute weights.
+// Whether masters are in host memory. If they are the compute weights, offload_weights decides.
 bool masters_are_offloaded(const GptOptions& options);
 
-// Lays out the windows in the arena. Requires the other arrays of the update.
+// Lays out the update's windows in the arena. Requires the other arrays of the update.
 void place_offload(GptState& s, Arena& arena);
 
 // Creates the streams of the copies.
 void open_offload(GptState& s);
+
+// Copies elements between host and device memory on the stream `copies`, after the work queued so far on the program's.
+void copy_offloaded(GptState& s, View to, ConstView from, size_t elements, Stream copies);
 
 // Ends the use of Pieces in a step: later work on the program's stream may access the arrays. Before the next step, the
 // host must have waited for that work.

@@ -91,11 +91,14 @@ struct GptOptions {
     size_t offload_window_bytes = 0;   // of device memory for each of two windows; at least what a chunk needs
     bool offload_activations = false;  // the inputs of the blocks are in host memory until backward needs them;
                                        // recompute is block
-    bool averages = false;             // keep an average of the masters, see StepSettings::average_weight
-    double dropout = 0;                // probability of dropping an element in training, below 1; see DropoutSite
-    uint64_t seed = 0;                 // of the dropout masks and of stochastic rounding
-    float z_loss = 0;                  // factor of the squared log-sum-exp in the objective
-    bool document_mask = false;        // tokens do not see earlier documents; document_token starts one
+    // These are in host memory, too, except a bucket that a pass needs. Require offload_optimizer and one rank;
+    // offload_gradients does not support deterministic_reduce.
+    bool offload_weights = false, offload_gradients = false;
+    bool averages = false;       // keep an average of the masters, see StepSettings::average_weight
+    double dropout = 0;          // probability of dropping an element in training, below 1; see DropoutSite
+    uint64_t seed = 0;           // of the dropout masks and of stochastic rounding
+    float z_loss = 0;            // factor of the squared log-sum-exp in the objective
+    bool document_mask = false;  // tokens do not see earlier documents; document_token starts one
     int document_token = -1;
     int head_rows = 0;             // rows of logits held at a time, at least 1
     int cached_sequences = 0;      // sequences in the KV cache, for prefill() and decode(): at most B T, 0 in training
@@ -125,8 +128,10 @@ struct GptOptions {
     bool is_sharded() const { return zero_stage > 0 && ranks > 1; }
     // Whether whole gradients exist until the end of the step; if not, each block's are reduced as soon as they are
     // complete.
-    bool keeps_whole_gradients() const { return !is_sharded() || zero_stage == 1 || deterministic_reduce; }
-    bool keeps_whole_parameters() const { return !is_sharded() || zero_stage < 3; }
+    bool keeps_whole_gradients() const {
+        return !offload_gradients && (!is_sharded() || zero_stage == 1 || deterministic_reduce);
+    }
+    bool keeps_whole_parameters() const { return !offload_weights && (!is_sharded() || zero_stage < 3); }
 };
 
 // Returns the multiplications per token of each layer in a forward pass, then of the head.

@@ -58,10 +58,9 @@ View Pieces::in_window(size_t number, const Range& range, int window) const {
 void Pieces::copy(const Range& range, int window, bool to_device) {
     if (range.count == 0) return;
     const ops::Chunk* const chunks = chunks_.host.data();
-    const ChunkArray::Access other = to_device ? ChunkArray::writes : ChunkArray::reads;
     size_t& traffic = to_device ? s_.offload.traffic.to_device : s_.offload.traffic.to_host;
     for (size_t i = 0; i < n_arrays_; i++) {
-        if (!is_offloaded(i) || arrays_[i].access == other) continue;
+        if (!is_offloaded(i) || (!to_device && arrays_[i].access == ChunkArray::reads)) continue;
         const View host = arrays_[i].array, device = in_window(i, range, window);
         for (int next = range.first; next < range.first + range.count;) {
             const size_t begin = chunks[next].*arrays_[i].place;

@@ -19,9 +19,10 @@ struct ChunkList {
     ChunkList part(int first, int count) const { return {device + first, host.subspan(size_t(first), size_t(count))}; }
 };
 
-// An array that an op on chunks accesses, at this member of each chunk. The array may be null.
+// An array that an op on chunks accesses, at this member of each chunk. It may be null. An op that overwrites an array
+// updates it, because it leaves the array as it is if a gradient is not finite.
 struct ChunkArray {
-    enum Access { reads, writes, updates };
+    enum Access { reads, updates };
     View array;
     size_t ops::Chunk::*place;
     Access access;

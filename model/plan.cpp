@@ -1,6 +1,8 @@
 #include "model/plan.h"
 
 #include <algorithm>
+#include <array>
+#include <utility>
 
 #include "kernels/base/check.h"
 #include "kernels/numeric.h"
@@ -9,6 +11,7 @@
 #include "model/factors.h"
 #include "model/matrices.h"
 #include "model/offload.h"
+#include "model/state.h"
 #include "model/update.h"
 
 static size_t bytes_in(const GptOptions& options, bool is_on_host) {
@@ -21,20 +24,23 @@ static size_t bytes_in(const GptOptions& options, bool is_on_host) {
 size_t planned_bytes(const GptOptions& options) { return bytes_in(options, false); }
 size_t planned_host_bytes(const GptOptions& options) { return bytes_in(options, true); }
 
-static OffloadTraffic traffic_of_update(const GptOptions& options) {
+OffloadTraffic planned_traffic_of_update(const GptOptions& options) {
     OffloadTraffic traffic;
+    if (!options.offload_optimizer) return traffic;
     const TensorLayout layout = lay_out_rank(options);
     const UpdateLayout update = lay_out_update(options, layout);
     const size_t master = masters_are_offloaded(options) ? size_of(options.optimizer.master_type()) : 0;
+    const size_t grad = options.offload_gradients ? sizeof(float) : 0;
+    const size_t param = options.offload_weights && !options.computes_with_masters() ? size_of(options.precision) : 0;
     for (size_t i = 0; i < layout.tensors.size(); i++) {
         const size_t count = owned_part(options, layout, layout.tensors[i]).count;
         const OptimizerRow& row = update.row_of(i);
         const size_t state = row.slots.size() * size_of(options.optimizer.state_type());
-        size_t again = 0;  // for the trust ratios
-        if (row.scope == UpdateScope::layer) again = master + state;
-        if (row.scope == UpdateScope::factors) again = master;
-        traffic.to_device += count * (master + state + again);
-        traffic.to_host += count * (master + state);
+        size_t again = grad;                                                  // for the norm
+        if (row.scope == UpdateScope::layer) again += master + state + grad;  // for the trust ratios
+        if (row.scope == UpdateScope::factors) again += master + 2 * grad;    // for the averages and the directions
+        traffic.to_device += count * (master + state + param + grad + again);
+        traffic.to_host += count * (master + state + param + (row.scope == UpdateScope::factors ? grad : 0));
         if (!options.averages) continue;
         traffic.to_device += count * (sizeof(float) + master);
         traffic.to_host += count * sizeof(float);
@@ -42,15 +48,47 @@ static OffloadTraffic traffic_of_update(const GptOptions& options) {
     return traffic;
 }
 
-OffloadTraffic planned_traffic(const GptOptions& options) {
-    OffloadTraffic traffic;
-    if (options.offload_optimizer) traffic = traffic_of_update(options);
-    if (!options.offload_activations) return traffic;
+static OffloadTraffic traffic_of_inputs(const GptOptions& options) {
+    if (!options.offload_activations) return {};
     size_t layers = 0;
     for (const LayerRange& range : own_layers(options)) layers += size_t(range.count);
     const size_t input = residual_elements(options) * size_of(options.precision);
     const size_t inputs = size_t(options.micro_steps) * layers * input;
-    return {traffic.to_device + inputs, traffic.to_host + inputs};
+    return {inputs, inputs};
+}
+
+// Counts the elements of the buckets that are not in their slots yet.
+static size_t fetched(const TensorLayout& layout, const std::vector<int>& buckets, std::array<int, kSlots>& slots) {
+    size_t elements = 0;
+    for (const int bucket : buckets)
+        if (std::exchange(slots[size_t(slot_of(layout, bucket))], bucket) != bucket)
+            elements += layout.bucket_elements(bucket);
+    return elements;
+}
+
+static OffloadTraffic traffic_of_slots(const GptOptions& options) {
+    const TensorLayout layout = lay_out_rank(options);
+    std::vector<int> forward = layout.input_buckets;
+    for (const std::vector<int>& more : {layout.layer_buckets, layout.output_buckets})
+        forward.insert(forward.end(), more.begin(), more.end());
+    const std::vector<int> backward(forward.rbegin(), forward.rend());
+    std::array<int, kSlots> weights, gradients;
+    weights.fill(-1), gradients.fill(-1);
+    OffloadTraffic traffic;
+    const size_t weight_bytes = options.offload_weights ? size_of(options.precision) : 0;
+    const size_t grad_bytes = options.offload_gradients ? sizeof(float) : 0;
+    for (int micro_step = 0; micro_step < options.micro_steps; micro_step++) {
+        traffic.to_device += fetched(layout, forward, weights) * weight_bytes;
+        traffic.to_device += fetched(layout, backward, weights) * weight_bytes;
+        const size_t sums = fetched(layout, backward, gradients);
+        if (micro_step > 0) traffic.to_device += sums * grad_bytes;
+        traffic.to_host += layout.elements * grad_bytes;
+    }
+    return traffic;
+}
+
+OffloadTraffic planned_traffic_of_passes(const GptOptions& options) {
+    return traffic_of_inputs(options) + traffic_of_slots(options);
 }
 
 TokenWork token_work(const GptShape& shape, int seq_len) {
@@ -144,6 +182,15 @@ std::string plan_table(const GptOptions& options) {
     return table;
 }
 
+// Names the next key of offload.* that keeps more of a training run in host memory.
+static const char* can_offload(const GptOptions& options) {
+    if (!options.training) return "";
+    if (!options.offload_optimizer) return ", offload.optimizer";
+    if (options.ranks * options.tensor_parallel.size * options.pipeline.size > 1) return "";
+    if (!options.offload_gradients && !options.deterministic_reduce) return ", offload.gradients";
+    return options.offload_weights ? "" : ", offload.weights";
+}
+
 void check_fits(const GptOptions& options) {
     const size_t needed = planned_bytes(options), free_bytes = device_info().free_bytes;
     if (needed <= free_bytes || free_bytes == 0) return;  // 0: the device cannot be used, and device_alloc() fails
@@ -153,6 +200,5 @@ void check_fits(const GptOptions& options) {
          "(now %d)%s%s%s",
          needed, free_bytes, plan_table(options), options.batch, options.head_rows,
          options.pipeline.size > 1 ? ", fewer layers on this stage in parallel.pipeline_layers" : "",
-         options.training && !options.offload_optimizer ? ", offload.optimizer" : "",
-         options.precision == Dtype::fp32 ? " or train.precision bf16" : "");
+         can_offload(options), options.precision == Dtype::fp32 ? " or train.precision bf16" : "");
 }

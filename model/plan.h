@@ -11,9 +11,13 @@
 size_t planned_bytes(const GptOptions& options);
 size_t planned_host_bytes(const GptOptions& options);
 
-// Returns what a step with all its micro-steps copies for offload_optimizer and offload_activations, if it changes the
-// weights.
-OffloadTraffic planned_traffic(const GptOptions& options);
+// Returns what a step with all its micro-steps copies between device and host memory, if it follows a step, changes the
+// weights and measures nothing. The first: only the update, the second: its passes.
+OffloadTraffic planned_traffic_of_update(const GptOptions& options);
+OffloadTraffic planned_traffic_of_passes(const GptOptions& options);
+inline OffloadTraffic planned_traffic(const GptOptions& options) {
+    return planned_traffic_of_update(options) + planned_traffic_of_passes(options);
+}
 
 // Returns the size of Gpt::saved_tensors(), this rank's part of a checkpoint.
 size_t saved_bytes(const GptOptions& options);

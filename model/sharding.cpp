@@ -7,6 +7,7 @@
 #include "kernels/numeric.h"
 #include "kernels/op_stream.h"
 #include "kernels/ops.h"
+#include "model/offload.h"
 
 namespace {
 
@@ -51,35 +52,68 @@ void prefetch_params(GptState& s, int bucket) {
     BucketSlot& slot = s.param_slot[slot_of(s.layout, bucket)];
     if (slot.bucket == bucket) return;
     const Bucket& b = bucket_at(s, bucket);
+    const View own = s.own_param.from(b.shard_begin);
     slot.bucket = bucket;
-    slot.ticket = all_gather(slot.values.data, s.own_param.from(b.shard_begin).data,
-                             b.piece * size_of(s.own_param.dtype), s.comms.data, s.stream);
+    if (slot.copies)
+        copy_offloaded(s, slot.values, own, b.piece, slot.copies->stream());
+    else
+        slot.ticket = all_gather(slot.values.data, own.data, b.piece * size_of(own.dtype), s.comms.data, s.stream);
 }
 
 void wait_params(GptState& s, int bucket) {
-    if (!s.options.is_sharded()) return;
-    if (s.options.keeps_whole_parameters())
-        return wait(std::exchange(s.param_ready[size_t(bucket)], {}), s.comms.data, s.stream);
+    if (s.options.keeps_whole_parameters()) {
+        if (s.options.is_sharded()) wait(std::exchange(s.param_ready[size_t(bucket)], {}), s.comms.data, s.stream);
+        return;
+    }
     prefetch_params(s, bucket);
-    wait(s.param_slot[slot_of(s.layout, bucket)].ticket, s.comms.data, s.stream);
+    const BucketSlot& slot = s.param_slot[slot_of(s.layout, bucket)];
+    if (slot.copies)
+        wait_for(s.stream, slot.copies->stream());
+    else
+        wait(slot.ticket, s.comms.data, s.stream);
 }
 
-void begin_grads(GptState& s, int bucket) {
-    if (!s.options.keeps_whole_gradients()) accumulate(s, s.grad_slot[slot_of(s.layout, bucket)]);
+void prefetch_grads(GptState& s, int bucket, const MicroStep& micro) {
+    if (!s.options.offload_gradients || bucket < 0 || size_t(bucket) >= s.layout.buckets.size()) return;
+    BucketSlot& slot = s.grad_slot[slot_of(s.layout, bucket)];
+    if (slot.bucket == bucket) return;
+    const Bucket& b = bucket_at(s, bucket);
+    slot.bucket = bucket;
+    if (micro.accumulate)
+        copy_offloaded(s, slot.values, {s.own_grad + b.shard_begin, Dtype::fp32}, b.piece, slot.copies->stream());
+}
+
+void begin_grads(GptState& s, int bucket, const MicroStep& micro) {
+    if (s.options.keeps_whole_gradients()) return;
+    BucketSlot& slot = s.grad_slot[slot_of(s.layout, bucket)];
+    if (!slot.copies) return accumulate(s, slot);
+    prefetch_grads(s, bucket, micro);
+    wait_for(s.stream, slot.copies->stream());
 }
 
 void wait_shards(GptState& s) {
-    for (BucketSlot& slot : s.grad_slot) accumulate(s, slot);
+    for (BucketSlot& slot : s.grad_slot) {
+        if (slot.copies)
+            wait_for(s.stream, slot.copies->stream());
+        else
+            accumulate(s, slot);
+    }
+    if (s.options.offload_gradients)
+        for (const int window : {0, 1}) wait_for(s.offload.stream(window), s.stream);
 }
 
 void end_grads(GptState& s, int bucket, const MicroStep& micro) {
+    const Bucket& b = bucket_at(s, bucket);
+    BucketSlot& slot = s.grad_slot[slot_of(s.layout, bucket)];
+    if (slot.copies) {
+        const View own(s.own_grad + b.shard_begin, Dtype::fp32);
+        return copy_offloaded(s, own, slot.values, b.piece, slot.copies->stream());
+    }
     if (is_alone(s)) return;
     if (s.options.keeps_whole_gradients()) {
         if (micro.last && !s.options.deterministic_reduce) reduce_bucket(s, bucket);
         return;
     }
-    const Bucket& b = bucket_at(s, bucket);
-    BucketSlot& slot = s.grad_slot[slot_of(s.layout, bucket)];
     slot.bucket = bucket;
     slot.is_added = micro.index > 0;
     float* out = slot.is_added ? slot.reduced : s.own_grad + b.shard_begin;
@@ -100,7 +134,7 @@ MicroStep begin_micro_step(GptState& s, Pass::Kind kind, int chunk) {
     if (counted) point_gradients(s, size_t(std::popcount(unsigned(index))));
     return {.index = index,
             .last = index + 1 == s.step.micro_steps,
-            .accumulate = index > 0 && !counted && s.options.keeps_whole_gradients()};
+            .accumulate = index > 0 && !counted && (s.options.keeps_whole_gradients() || s.options.offload_gradients)};
 }
 
 namespace {

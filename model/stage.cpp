@@ -193,7 +193,7 @@ void backward_output(GptState& s, const StagePass& pass, const MicroStep& micro,
     const GptActivations& acts = pass.acts;
     const View dnorm = acts.dbranch.view;
     const std::vector<int>& buckets = s.layout.output_buckets;
-    for (const int bucket : buckets) begin_grads(s, bucket);
+    for (const int bucket : buckets) begin_grads(s, bucket, micro);
     loss_forward_backward(s, pass, dnorm);
     residual_norm_backward(pass.x, s.weights.norm_f, acts.residual_f, acts.norm_f, dnorm, dresidual, false);
     for (const int bucket : buckets)
@@ -205,7 +205,7 @@ void backward_input(GptState& s, const StagePass& pass, const MicroStep& micro, 
     const std::vector<int>& buckets = s.layout.input_buckets;
     wait_for_params(s, buckets);
     for (const int bucket : buckets)
-        if (!is_in(s.layout.output_buckets, bucket)) begin_grads(s, bucket);
+        if (!is_in(s.layout.output_buckets, bucket)) begin_grads(s, bucket, micro);
     dropout_backward(pass.x, DropoutSite::embedding, dresidual, dresidual);
     View dembedding = dresidual;
     if (s.options.shape.embedding_norm) {
@@ -263,7 +263,8 @@ void backward_part(GptState& s, const StagePass& pass, const Pass* next) {
         const Bucket& bucket = s.layout.buckets[size_t(index)];
         wait_params(s, index);
         prefetch_params(s, index - 1);
-        if (layer + 1 == bucket.first_layer + bucket.n_layers) begin_grads(s, index);
+        if (layer + 1 == bucket.first_layer + bucket.n_layers) begin_grads(s, index, micro);
+        prefetch_grads(s, index - 1, micro);
         const BlockWeights& weights = s.weights.block[size_t(layer)];
         const BlockActivations& block = acts.block[size_t(layer)];
         hold_input(s, block.residual);

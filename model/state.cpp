@@ -80,9 +80,9 @@ void place_parameters(GptState& s, Arena& arena) {
     const Dtype precision = s.options.precision;
     s.master = arena.take("master weights", "master", owned_elements(s), s.options.optimizer.master_type(),
                           masters_are_offloaded(s.options));
-    s.own_param = s.options.computes_with_masters()
-                      ? s.master
-                      : arena.take("compute weights", "own_param", owned_elements(s), precision);
+    s.own_param = s.options.computes_with_masters() ? s.master
+                                                    : arena.take("compute weights", "own_param", owned_elements(s),
+                                                                 precision, s.options.offload_weights);
     if (s.options.keeps_whole_parameters()) {
         s.param =
             s.options.is_sharded() ? arena.take("compute weights", "param", s.layout.elements, precision) : s.own_param;
@@ -111,14 +111,16 @@ void place_gradients(GptState& s, Arena& arena) {
         point_gradients(s, 0);
     } else {
         place_slots(s.grad_slot, Dtype::fp32, s.layout, "gradients", "grad", arena);
-        for (int i = 0; options.micro_steps > 1 && i < kSlots; i++)
+        for (int i = 0; options.is_sharded() && options.micro_steps > 1 && i < kSlots; i++)
             if (const size_t elements = slot_elements(s.layout, i))
                 s.grad_slot[i].reduced =
                     arena.take<float>("gradients", format("reduced_slot_%d", i), elements / size_t(options.ranks));
         for (const Tensor& tensor : s.layout.tensors)
             parameter_of(s.weights, tensor).grad = in_slot(s.layout, s.grad_slot, tensor).as<float>();
     }
-    s.own_grad = options.is_sharded() ? arena.take<float>("gradients", "own_grad", owned_elements(s)) : s.grad;
+    s.own_grad = options.is_sharded() || options.offload_gradients
+                     ? arena.take<float>("gradients", "own_grad", owned_elements(s), options.offload_gradients)
+                     : s.grad;
     if (const int tied = s.layout.tied_bucket; tied >= 0 && (options.pipeline.size > 1 || options.is_sharded()))
         s.tied = arena.take<float>(
             "gradients", "tied_embedding",
@@ -379,7 +381,7 @@ GptState place_state(const GptOptions& options, Arena& arena) {
     }
     s.loss_sum = arena.take<double>("control", "loss_sum", 1);
     s.sums = arena.take<double>("control", "sums", step_sums(s).count());
+    if (s.sums) s.fp8.saturated = s.sums + step_sums(s).saturated();
     s.loss_scale = arena.take<float>("control", "loss_scale", 1);
     return s;
-    if (s.sums) s.fp8.saturated = s.sums + step_sums(s).saturated();
 }

@@ -54,6 +54,7 @@ struct BucketSlot {
     // Gradients only: receives a sum over ranks that is to be added to the step's earlier ones.
     float* reduced = nullptr;
     bool is_added = false;
+    std::optional<SideStream> copies;  // of buckets in host memory; else null
 };
 inline constexpr int kSlots = 4;
 inline int slot_of(const TensorLayout& layout, int bucket) {

@@ -73,7 +73,7 @@ void append_by_layer(std::vector<ops::Chunk>& chunks, const ops::Chunk& whole, c
 
 // The compute weights that an update writes: none if they are the masters.
 ChunkArray rounded_masters(const GptState& s) {
-    return {s.options.computes_with_masters() ? View() : s.own_param, &ops::Chunk::begin, ChunkArray::writes};
+    return {s.options.computes_with_masters() ? View() : s.own_param, &ops::Chunk::begin, ChunkArray::updates};
 }
 
 // Runs an op on the gradients, masters and state of a rule's chunks.

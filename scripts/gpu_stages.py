@@ -52,7 +52,8 @@ def read_roofs(place, stage, output):
 
 
 # By the end of a stage's name.
-FLAGS = {"_queued": "--no-graphs", "_tuned": "--tune", "_portable": "--portable", "_offload": "--offload"}
+FLAGS = {"_queued": "--no-graphs", "_tuned": "--tune", "_portable": "--portable", "_offload": "--offload=optimizer",
+         "_offload_all": "--offload=all"}
 
 
 def bench(place, stage, seconds):
@@ -240,15 +241,16 @@ def measure(workloads):
             *stages("trainer", 31, "train_gpt", trainer, read_trainer,
                     keys=[key for key in first if WORKLOADS[key].config]),
             *stages("ops", 20, "bench_cuda", bench, read_ops, keys=large),
-            *other_batches(15, first),
+            *other_batches(12, first),
             *steps(15, first, "_tuned"),
             *steps(12, first, "_portable"),
             *steps(12, ops_and_products(workloads), "_fp8"),
             *steps(12, ops_and_products(workloads)[-1:], "_offload"),
-            *stages("ops", 15, "bench_cuda", bench, read_ops, end="_portable"),
+            *steps(12, ops_and_products(workloads)[-1:], "_offload_all"),
+            *stages("ops", 12, "bench_cuda", bench, read_ops, end="_portable"),
             *steps(12, first, "_queued"),
             *stages("matmul", 18, "bench_matmul_cuda", matmul, read_matmul, keys=large),
-            *other_batches(20, rest),
+            *other_batches(17, rest),
             *peers("measure", 48, workloads)]
 
 

@@ -171,6 +171,14 @@ void check_grid(const Config& c, int world, Check& check) {
     check.that(!c.offload.activations || c.train.recompute == Recompute::block,
                "offload.activations keeps only the inputs of the blocks: train.recompute must be \"block\", is \"%s\"",
                name_of(c.train.recompute));
+    for (const auto& [name, is_on] : {std::pair("weights", c.offload.weights), {"gradients", c.offload.gradients}}) {
+        check.that(!is_on || c.offload.optimizer, "offload.%s needs offload.optimizer, which is false", name);
+        check.that(!is_on || world == 1,
+                   "offload.%s supports one rank, not %d; with several, parallel.zero_stage 3 divides the state", name,
+                   world);
+    }
+    check.that(!c.offload.gradients || !c.parallel.deterministic_reduce,
+               "offload.gradients does not support parallel.deterministic_reduce");
     if (pipeline == 1) return;
     check.that(c.parallel.zero_stage < 3,
                "parallel.zero_stage (3) must be at most 2 with parallel.pipeline (%d): each micro-step would "

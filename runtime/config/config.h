@@ -102,8 +102,8 @@ struct Config {
     } optim;
 
     struct Offload {
-        bool optimizer = false, activations = false;
-        bool is_on() const { return optimizer || activations; }
+        bool optimizer = false, weights = false, gradients = false, activations = false;
+        bool is_on() const { return optimizer || activations; }  // the others need `optimizer`
         int window_mb = 192;  // of each window
     } offload;
 

@@ -198,12 +198,20 @@ std::vector<Option> training_options(Config& c) {
          "keep the optimizer's state in host memory: masters, unless they are the compute weights, state of each "
          "parameter, and averages",
          kNone},
+        {"offload.weights", &c.offload.weights, kAnything,
+         "keep the compute weights in host memory; each block's are copied to the device ahead of its passes; needs "
+         "offload.optimizer and one rank",
+         kNone},
+        {"offload.gradients", &c.offload.gradients, kAnything,
+         "keep the FP32 gradients in host memory; each block's are on the device during its backward pass; needs "
+         "offload.optimizer and one rank",
+         kNone},
         {"offload.activations", &c.offload.activations, kAnything,
          "keep the inputs of the blocks in host memory between the forward and the backward pass; needs "
          "train.recompute block",
          kNone},
         {"offload.window_mb", &c.offload.window_mb, between(0, 1 << 20),
-         "MiB of device memory for each of the two windows through which the optimizer's state passes; 0: the least",
+         "MiB of device memory for each of the two windows through which the arrays of an update pass; 0: the least",
          kNone},
     };
 }

@@ -93,8 +93,8 @@ struct ScalingInputs {
     int micro_steps = 1;          // k
     double grad_wire_bytes = 4;   // per gradient element: fp32
     double param_wire_bytes = 2;  // per parameter element: bf16
-    double update_host_bytes =
-        0;  // that an update copies from or to the host, the larger number; on the same link share
+    // That a step copies from or to the host, the larger number; on the same link share. Passes hide their copies.
+    double update_host_bytes = 0, passes_host_bytes = 0;
 
     // Share of gpu.flops_per_s that a step on one GPU reaches, optimizer included: the mean of 46, 47 and 51 % on an
     // H200 with GPT-2 124M, Llama 1.1B and GPT-2 1558M (dev/results/2026-11-29-h200.md). Other GPUs were not measured;

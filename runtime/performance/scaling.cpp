@@ -234,8 +234,10 @@ StepPrediction busy_step(const std::vector<PartTimes>& parts, const std::vector<
     for (const PartWork& part : work)
         elements += std::accumulate(part.bucket_elements.begin(), part.bucket_elements.end(), 0.0);
     step.update_s = in.update_s_per_element * elements / (in.zero_stage > 0 ? in.replicas() : 1);
-    if (const double rate = in.gpu.host_bytes_per_s() * in.nvlink_share; rate > 0)
+    if (const double rate = in.gpu.host_bytes_per_s() * in.nvlink_share; rate > 0) {
         step.update_s += in.update_host_bytes / rate;
+        if (in.pipeline == 1) step.exposed_s += std::max(in.passes_host_bytes / rate - step.compute_s, 0.0);
+    }
     return step;
 }
 

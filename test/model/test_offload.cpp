@@ -1,4 +1,6 @@
-// The optimizer's state in host memory: GptOptions::offload_optimizer.
+// Arrays in host memory: GptOptions::offload_optimizer, offload_weights, offload_gradients and offload_activations.
+#include <cmath>
+
 #include "model/offload.h"
 #include "model/plan.h"
 #include "model/state.h"
@@ -14,6 +16,13 @@ GptOptions offloaded(GptOptions options) {
     return options;
 }
 
+// And weights and gradients.
+GptOptions all_offloaded(GptOptions options) {
+    options = offloaded(options);
+    options.offload_weights = options.offload_gradients = true;
+    return options;
+}
+
 GptOptions with_optimizer(OptimizerKind kind) {
     GptOptions options = nano_options(Dtype::bf16);
     options.shape.n_embd = 96, options.shape.vocab_size = 700;
@@ -22,13 +31,22 @@ GptOptions with_optimizer(OptimizerKind kind) {
     return options;
 }
 
-void require_same_run(const GptOptions& options) {
-    const NanoRun expected = train_nano(options, 3, 2), found = train_nano(offloaded(options), 3, 2);
+void require_same_run(const NanoRun& found, const NanoRun& expected) {
     CHECK(found.losses == expected.losses);
     CHECK(found.norms == expected.norms);
     CHECK(same_bits(found.state, expected.state));
-    CHECK(found.offload == planned_traffic(offloaded(options)));
+}
+
+void require_same_run(const GptOptions& options) {
+    const NanoRun expected = train_nano(options, 3, 2);
     CHECK(expected.offload == OffloadTraffic{});
+    for (GptOptions with : {offloaded(options), all_offloaded(options)}) {
+        CAPTURE(with.offload_weights);
+        const NanoRun found = train_nano(with, 3, 2);
+        require_same_run(found, expected);
+        with.micro_steps = 2;
+        CHECK(found.offload == planned_traffic(with));
+    }
 }
 
 }  // namespace
@@ -65,14 +83,81 @@ TEST_CASE("offload: windows of any size", "[model][offload]") {
     GptOptions options = with_optimizer(OptimizerKind::muon);
     options.averages = true;
     const NanoRun expected = train_nano(options, 2);
-    options.offload_optimizer = true;
-    for (const size_t bytes : {size_t(300000), size_t(1000000), size_t(1) << 30}) {
-        options.offload_window_bytes = bytes;
-        CAPTURE(bytes);
-        const NanoRun found = train_nano(options, 2);
-        CHECK(same_bits(found.state, expected.state));
-        CHECK(found.offload == planned_traffic(options));
+    for (GptOptions with : {offloaded(options), all_offloaded(options)})
+        for (const size_t bytes : {size_t(300000), size_t(1000000), size_t(1) << 30}) {
+            with.offload_window_bytes = bytes;
+            CAPTURE(bytes, with.offload_weights);
+            const NanoRun found = train_nano(with, 2);
+            CHECK(same_bits(found.state, expected.state));
+            CHECK(found.offload == planned_traffic(with));
+        }
+}
+
+// Five blocks pass through two slots, so that each kind of array leaves its slot and returns.
+TEST_CASE("offload: weights and gradients in slots", "[model][offload]") {
+    GptOptions deep = with_optimizer(OptimizerKind::adamw);
+    deep.shape.n_layer = 5, deep.shape.n_embd = 48;
+    std::vector<GptOptions> all(6, deep);
+    all[1].shape.tie_embeddings = false, all[1].shape.embedding_norm = true, all[1].averages = true;
+    all[2].bucket_bytes = 240000;  // of two blocks
+    all[3].recompute = Recompute::block, all[3].dropout = 0.2, all[3].offload_activations = true;
+    all[4].precision = Dtype::fp32;
+    all[5].fp8 = true, all[5].batch = 4, all[5].seq_len = 20;
+    for (const GptOptions& options : all) {
+        CAPTURE(options.shape.tie_embeddings, options.bucket_bytes, options.dropout, options.fp8);
+        GptOptions without = options;
+        without.offload_activations = false;
+        const NanoRun expected = train_nano(without, 3, 3);
+        for (const auto& [weights, gradients] : {std::pair(true, false), {false, true}, {true, true}}) {
+            GptOptions with = offloaded(options);
+            with.offload_weights = weights, with.offload_gradients = gradients;
+            CAPTURE(weights, gradients);
+            const NanoRun found = train_nano(with, 3, 3);
+            require_same_run(found, expected);
+            with.micro_steps = 3;
+            CHECK(found.offload == planned_traffic(with));
+        }
     }
+}
+
+TEST_CASE("offload: weights with the deterministic sum", "[model][offload]") {
+    GptOptions options = with_optimizer(OptimizerKind::adamw);
+    options.deterministic_reduce = true, options.shape.n_layer = 4;
+    const NanoRun expected = train_nano(options, 2, 3);
+    options = offloaded(options), options.offload_weights = true;
+    require_same_run(train_nano(options, 2, 3), expected);
+}
+
+TEST_CASE("offload: the traffic of slots", "[model][offload]") {
+    GptOptions options = all_offloaded(with_optimizer(OptimizerKind::adamw));
+    options.shape.n_layer = 5, options.micro_steps = 3;
+    const TensorLayout layout = lay_out_rank(options);
+    const size_t block = layout.bucket_elements(layout.bucket_of_layer(0)), outer = layout.bucket_elements(0);
+    const OffloadTraffic passes = planned_traffic_of_passes(options);
+    // The first forward pass fetches all weights, every other pass those of the three blocks that the pass before did
+    // not leave in the slots. The second and the third backward pass fetch the sums of all blocks: they begin with the
+    // last one, the pass before ended with the first one.
+    CHECK(passes.to_device == 2 * (outer + (5 + 3 + 4 * 3) * block) + 4 * 2 * 5 * block);
+    CHECK(passes.to_host == 3 * 4 * (outer + 5 * block));
+}
+
+TEST_CASE("offload: the gradient of the first micro-step is measured", "[model][offload]") {
+    const auto norm = [](GptOptions options) {
+        options.micro_steps = 2;
+        Gpt gpt(options, comm_single());
+        gpt.initialize(42);
+        gpt.begin_step({.measure_first = true, .update = 1});
+        const std::vector<int> tokens = nano_tokens(43, options.shape.vocab_size);
+        for (int micro = 0; micro < 2; micro++) {
+            gpt.forward(tokens.data());
+            gpt.backward(tokens.data() + 1 - micro, 1);
+        }
+        gpt.end_step();
+        return gpt.first_norm_squared();
+    };
+    const GptOptions options = with_optimizer(OptimizerKind::adamw);
+    CHECK(norm(options) > 0);
+    CHECK(norm(all_offloaded(options)) == norm(options));
 }
 
 TEST_CASE("offload: the device keeps two windows instead of the state", "[model][offload]") {
@@ -89,6 +174,21 @@ TEST_CASE("offload: the device keeps two windows instead of the state", "[model]
     CHECK(windows < state / 10);
 }
 
+TEST_CASE("offload: the device needs less than a tenth of the state of a deep model", "[model][offload]") {
+    const auto kept = [](int layers) {
+        GptOptions options = all_offloaded(with_optimizer(OptimizerKind::adamw));
+        options.shape.n_layer = layers, options.shape.n_embd = 192;
+        options.recompute = Recompute::block, options.offload_activations = true;
+        size_t control = 0;  // chunks
+        for (const MemoryRegion& region : plan_memory(options))
+            if (!region.is_on_host && std::string(region.category) == "control") control += region.bytes;
+        return std::pair(planned_bytes(options) - control, 18 * lay_out_rank(options).elements);
+    };
+    const auto [with_24, state_of_24] = kept(24);
+    CHECK(kept(36).first == with_24);
+    CHECK(with_24 < state_of_24 / 10);
+}
+
 // The update copies arrays while the passes run, so a change between steps must come first.
 TEST_CASE("offload: changes of masters between steps take effect", "[model][offload]") {
     const auto run = [](const GptOptions& options) {
@@ -102,11 +202,35 @@ TEST_CASE("offload: changes of masters between steps take effect", "[model][offl
     };
     GptOptions options = with_optimizer(OptimizerKind::adamw);
     options.averages = true;
-    CHECK(same_bits(run(offloaded(options)).state, run(options).state));
+    CHECK(same_bits(run(all_offloaded(options)).state, run(options).state));
+}
+
+TEST_CASE("offload: a skipped update changes nothing", "[model][offload]") {
+    GptOptions options = with_optimizer(OptimizerKind::adamw);
+    options.shape.n_layer = 4;
+    const auto run = [&](const GptOptions& of) {
+        Gpt gpt(of, comm_single());
+        gpt.initialize(42);
+        const std::vector<int> tokens = nano_tokens(43, of.shape.vocab_size);
+        std::vector<double> losses;
+        for (const float grad_scale : {1.0f, INFINITY, 1.0f}) {
+            gpt.begin_step({.update = 1});
+            gpt.forward(tokens.data());
+            gpt.backward(tokens.data() + 1, grad_scale);
+            const StepResult result = gpt.end_step();
+            CHECK(result.non_finite_tensor.empty() == std::isfinite(grad_scale));
+            losses.push_back(result.loss_sum);
+        }
+        CHECK(losses[1] == losses[2]);
+        return std::pair(losses, values_of(gpt.state_tensors()));
+    };
+    const auto expected = run(options), found = run(all_offloaded(options));
+    CHECK(found.first == expected.first);
+    CHECK(same_bits(found.second, expected.second));
 }
 
 TEST_CASE("offload: averages replace the masters and leave them", "[model][offload]") {
-    GptOptions options = offloaded(with_optimizer(OptimizerKind::adamw));
+    GptOptions options = all_offloaded(with_optimizer(OptimizerKind::adamw));
     options.averages = true;
     Gpt gpt(options, comm_single());
     gpt.initialize(3);
@@ -134,8 +258,8 @@ TEST_CASE("offload: activations give the same bits and copy what the plan says",
         with.micro_steps = options.micro_steps = 2;
         const OffloadTraffic planned = planned_traffic(with), before = planned_traffic(options);
         CHECK(found.offload == planned);
-        const size_t input = size_t(options.batch) * size_t(options.seq_len) * size_t(options.shape.n_embd) *
-                             size_of(options.precision);
+        const size_t input =
+            size_t(options.batch) * size_t(options.seq_len) * size_t(options.shape.n_embd) * size_of(options.precision);
         CHECK(planned.to_host - before.to_host == 2 * size_t(options.shape.n_layer) * input);
     }
 }

@@ -30,7 +30,8 @@ FIRST_PROBES = ["probe_wgmma_sizes", "probe_wgmma_layouts", "probe_wgmma_registe
                 "probe_tensor_multicast", "probe_tensor_swizzle"]
 MEASURE = FIRST_PROBES + ["roofs", "ops", "kernels", "arch", "ops_tiny", "step_tiny", "matmul_tiny", "ncu_tiny",
                           "trainer_tiny", "step_tiny_b4", "step_tiny_tuned", "step_tiny_portable", "step_tiny_fp8",
-                          "step_tiny_offload", "ops_tiny_portable", "step_tiny_queued", "peer_tiny"]
+                          "step_tiny_offload", "step_tiny_offload_all", "ops_tiny_portable", "step_tiny_queued",
+                          "peer_tiny"]
 PROBES = [f"probe_{group}" for group in gpu_stages.PROBE_GROUPS["sm_80"]] + [
     "probe_stmatrix", "probe_mbarrier", "probe_bulk", "probe_cluster", "probe_registers"]
 PROVE = PROBES + ["reference", "curves", "resume", "comm"]
@@ -168,8 +169,8 @@ class StandIns(Kit):
         self.assertEqual([name for part, name, *_ in listed if part == "measure"], FIRST_PROBES + [
             "roofs", "ops", "kernels", "arch", "ops_124M", "step_124M", "matmul_124M", "step_llama-1.1B", "step_1558M",
             "ncu_124M", "trainer_124M", "ops_1558M", "step_124M_b32", "step_124M_b128", "step_124M_tuned",
-            "step_124M_portable", "step_124M_fp8", "step_1558M_fp8", "step_1558M_offload", "ops_124M_portable",
-            "step_124M_queued", "matmul_1558M", "step_1558M_b32", "peer_124M"])
+            "step_124M_portable", "step_124M_fp8", "step_1558M_fp8", "step_1558M_offload", "step_1558M_offload_all",
+            "ops_124M_portable", "step_124M_queued", "matmul_1558M", "step_1558M_b32", "peer_124M"])
         self.assertEqual([name for part, name, *_ in listed if part == "prove"], PROVE + ["peer_1558M"])
 
     def test_the_first_eight_minutes(self):
@@ -414,7 +415,7 @@ class DryRun(Kit):
                                                     "probe_cluster": "crashed (SIGSEGV)"})
         rows, verdicts = self.results("measure")
         passed = FIRST_PROBES + ["roofs", "step_tiny", "step_tiny_b4", "step_tiny_tuned", "step_tiny_portable",
-                                 "step_tiny_fp8", "step_tiny_offload", "step_tiny_queued"]
+                                 "step_tiny_fp8", "step_tiny_offload", "step_tiny_offload_all", "step_tiny_queued"]
         self.assertEqual(verdicts, {**dict.fromkeys(passed, "passed"),
                                     "probe_wgmma_layouts": "timed out", "matmul_tiny": "missing"})
         self.assertEqual(len(rows["probe_wgmma_layouts"]["figures"]["probes"]), 3)

@@ -1,4 +1,4 @@
-"""offload.*: state in host memory, with the bits and the traffic that are expected."""
+"""offload.*: arrays in host memory, with the bits and the traffic that are expected."""
 import re
 import shutil
 import subprocess
@@ -11,6 +11,9 @@ MODEL = {"model_n_layer": 3, "model_n_embd": 64, "model_n_head": 2, "train_preci
          "train_batch_size": 1, "train_total_batch_tokens": 80, "offload_window_mb": 0}
 SEEDS = range(3)
 WORKSPACE = 80  # MiB of GPU memory for GEMMs
+# All state in host memory, and blocks that pass through slots.
+ALL = {"offload_optimizer": True, "offload_weights": True, "offload_gradients": True}
+DEEP = {"model_n_layer": 5, "train_total_batch_tokens": 60, "train_max_steps": 2, "parallel_bucket_mb": 0}
 
 
 class Offload(TrainerTest):
@@ -64,6 +67,20 @@ class Offload(TrainerTest):
                 self.simulated("--nproc", "2", "--fresh", **changes, parallel_zero_stage=stage, offload_optimizer=True)
                 self.assertEqual(self.results(2), expected)
 
+    def test_weights_and_gradients_on_a_simulated_gpu(self):
+        other = {"optim_name": "adafactor", "train_precision": "fp8", "train_batch_size": 4,
+                 "train_total_batch_tokens": 160, "train_recompute": "block"}
+        for more, seeds in ({}, SEEDS), (other, SEEDS[:1]):
+            self.simulated(**{**DEEP, **more})
+            expected = self.results(2)
+            for seed in seeds:
+                with self.subTest(more=more, seed=seed):
+                    self.simulated(**{**DEEP, **more, **ALL, "offload_weights": seed != 1,
+                                      "offload_gradients": seed != 2, "offload_activations": bool(more)}, seed=seed)
+                    self.assertEqual(self.results(2), expected)
+                    _, _, to_device, to_host = self.planned()
+                    self.assertEqual(self.records(kind="train")[-1]["offload_bytes"], to_device + to_host)
+
     def test_activations_on_a_simulated_gpu(self):
         changes = {"model_n_layer": 4, "train_recompute": "block"}
         self.simulated(**changes)
@@ -111,6 +128,31 @@ class Offload(TrainerTest):
         self.assertIn("offload.optimizer", said)
         self.simulated(memory=memory, **wide, offload_optimizer=True)
 
+    def test_a_gpu_with_a_tenth_of_the_state(self):
+        """A deep model trains with less device memory than a tenth of its weights, gradients, masters and moments, not
+        counting the GEMMs' workspace."""
+        deep = {**ALL, "model_n_layer": 32, "model_n_embd": 128, "model_n_head": 2, "train_max_steps": 1,
+                "train_recompute": "block", "offload_activations": True, "parallel_bucket_mb": 0}
+        self.write_config(**MODEL | deep)
+        on_device, on_host, *_ = self.planned()
+        self.assertLess(on_device, on_host / 10)
+        memory = (on_device >> 20) + 2 + WORKSPACE
+        for key in "weights", "gradients":
+            said = self.simulated(expect=71, memory=memory, **{**deep, f"offload_{key}": False})
+            self.assertIn(f"offload.{key}", said)
+        self.simulated(memory=memory, **deep)
+
+    def test_weights_and_gradients_need_one_rank_and_the_optimizer(self):
+        for key in "weights", "gradients":
+            on = {f"offload_{key}": True}
+            said = self.run_trainer(self.write_config(**MODEL, **on), expect=78)
+            self.assertIn(f"offload.{key} needs offload.optimizer", said)
+            said = self.run_trainer("--nproc", "2", self.write_config(
+                **{**MODEL, "train_total_batch_tokens": 80, "offload_optimizer": True, **on}), expect=78)
+            self.assertIn(f"offload.{key} supports one rank, not 2", said)
+        said = self.run_trainer(self.write_config(**MODEL, **ALL, parallel_deterministic_reduce=True), expect=78)
+        self.assertIn("offload.gradients does not support parallel.deterministic_reduce", said)
+
     def test_a_model_of_14_billion_parameters_fits_an_h200_with_128_gib_of_host_memory(self):
         config = self.write_config(
             model_family="qwen2", model_n_layer=48, model_n_head=40, model_n_kv_head=8, model_n_embd=5120,
@@ -130,24 +172,37 @@ class Offload(TrainerTest):
         expected = 14.770034e9 * 4 / (64e9 * 363 / 450) * 1e3
         self.assertAlmostEqual(step_ms("fp32") - step_ms("bf16"), expected, delta=1)
 
+    def test_a_model_of_7_billion_parameters_fits_24_gib(self):
+        """Qwen2.5 7B's sizes, with all state in host memory."""
+        self.write_config(
+            **ALL, model_family="qwen2", model_n_layer=28, model_n_head=28, model_n_kv_head=4, model_n_embd=3584,
+            model_hidden_size_mlp=18944, model_n_positions=4096, model_vocab_size=152064, model_tie_embeddings=False,
+            train_batch_size=2, train_seq_len=4096, train_total_batch_tokens=2**17, train_precision="bf16",
+            train_recompute="block", train_head_rows=1024, optim_state_dtype="bf16", offload_activations=True)
+        on_device, on_host, *_ = self.planned()
+        self.assertLess(on_device, 0.94 * 24 * 2**30)
+        self.assertLess(on_host, 0.9 * 128 * 2**30)
+
     def test_a_run_resumes_with_and_without_offload(self):
-        """The state in the checkpoint is the same, so the key may change."""
+        """The state in the checkpoint is the same, so the keys may change."""
         changes = {**MODEL, "checkpoint_every_steps": 2}
         self.train("--fresh", **changes)
         expected = self.weights(3)
         for first, then in ((False, True), (True, False), (True, True)):
-            self.train("--fresh", **changes, offload_optimizer=first)
+            self.train("--fresh", **changes, **(ALL if first else {}))
             shutil.rmtree(self.step_dir(3))
-            self.train("--resume", **changes, offload_optimizer=then)
+            self.train("--resume", **changes, **(ALL if then else {}))
             self.assertEqual(self.weights(3), expected)
 
     def test_evaluation_sampling_and_export_of_the_average(self):
         changes = {**MODEL, "average_kind": "exponential", "eval_every_steps": 2, "eval_batches": 2,
                    "sample_every_steps": 2, "sample_tokens": 4}
         outputs = []
-        for offload in (False, True):
-            self.train("--fresh", **changes, offload_optimizer=offload)
-            outputs.append((self.records(), self.run_trainer("eval", "run", "--batches", "2")))
-        for record in outputs[1][0]:
-            record.pop("offload_bytes", None)
-        self.assertEqual(outputs[1], outputs[0])
+        for offload in ({}, {"offload_optimizer": True}, ALL):
+            self.train("--fresh", **changes, **offload)
+            outputs.append([self.records(), self.run_trainer("eval", "run", "--batches", "2"),
+                            self.run_trainer("eval", "run", "--batches", "2", "--nproc", "2"),
+                            self.run_trainer("sample", "run", "--tokens", "8", "--seed", "1")])
+            for record in outputs[-1][0]:
+                record.pop("offload_bytes", None)
+            self.assertEqual(outputs[-1], outputs[0])

@@ -39,6 +39,8 @@ GptOptions gpt_options(const Config& config, const Grid& grid, int rank) {
                        .offload_optimizer = config.offload.optimizer,
                        .offload_window_bytes = size_t(config.offload.window_mb) << 20,
                        .offload_activations = config.offload.activations,
+                       .offload_weights = config.offload.weights,
+                       .offload_gradients = config.offload.gradients,
                        .averages = config.average.kind != AverageKind::none,
                        .dropout = config.model.dropout,
                        .seed = config.run.seed,
@@ -263,6 +265,8 @@ LoadedModel load_model(const ModelSource& source, int batch, const GridComm& com
     options.rank = comm.data.rank, options.ranks = comm.data.size;
     options.zero_stage = 0;
     options.deterministic_reduce = false;
+    options.offload_gradients = false;
+    options.offload_weights = config.offload.weights && comm.world.size == 1;
     Gpt gpt(options, comm);
     if (source.checkpoint)
         load_weights(gpt, *source.checkpoint);
