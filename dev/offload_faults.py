@@ -75,7 +75,7 @@ FAULTS = [
     (SHARDING, "the update does not wait for the last gradients",
      "        if (slot.copies)\n            wait_for(s.stream, slot.copies->stream());\n        else\n"
      "            accumulate(s, slot);", "        if (!slot.copies) accumulate(s, slot);", *WEIGHTS),
-    ("model/stage.cpp", "gradients are fetched over those of the block that is computed",
+    ("model/stage.cpp", "gradients are fetched into the slot of the block that is computed",
      "prefetch_grads(s, index - 1, micro);", "prefetch_grads(s, index - 2, micro);", *MODELS),
     (SHARDING, "a slot that has the gradients fetches them again",
      "    if (slot.bucket == bucket) return;\n    const Bucket& b = bucket_at(s, bucket);\n    slot.bucket = bucket;\n"

@@ -1,4 +1,4 @@
-// The arrays of ops on chunks, of which some may be in host memory: see model/offload.h.
+// The arrays of ops on chunks. Some may be in host memory: see model/offload.h.
 #pragma once
 
 #include <array>

@@ -134,9 +134,9 @@ TEST_CASE("offload: the traffic of slots", "[model][offload]") {
     const TensorLayout layout = lay_out_rank(options);
     const size_t block = layout.bucket_elements(layout.bucket_of_layer(0)), outer = layout.bucket_elements(0);
     const OffloadTraffic passes = planned_traffic_of_passes(options);
-    // The first forward pass fetches all weights, every other pass those of the three blocks that the pass before did
-    // not leave in the slots. The second and the third backward pass fetch the sums of all blocks: they begin with the
-    // last one, the pass before ended with the first one.
+    // The first forward pass fetches all weights. Every other pass fetches the weights of three blocks: the pass before
+    // left the other two in the slots. The second and the third backward pass fetch the sums of all blocks: they begin
+    // with the last block, and the pass before ended with the first.
     CHECK(passes.to_device == 2 * (outer + (5 + 3 + 4 * 3) * block) + 4 * 2 * 5 * block);
     CHECK(passes.to_host == 3 * 4 * (outer + 5 * block));
 }
