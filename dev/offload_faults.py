@@ -1,6 +1,6 @@
 """Faults of state in host memory, for dev/plant_faults.py, in the form of host_faults.py."""
 OFFLOAD, PIECES, UPDATE = "model/offload.cpp", "model/pieces.cpp", "model/update.cpp"
-SHARDING, PLAN = "model/sharding.cpp", "model/plan.cpp"
+SHARDING, MATRICES, PLAN = "model/sharding.cpp", "model/matrices.cpp", "model/plan.cpp"
 MODELS = ["test_cpu: [offload]"]
 ON_GPU = ["simulated: test_offload.Offload.test_optimizer_on_a_simulated_gpu",
           "simulated: test_offload.Offload.test_optimizer_at_every_zero_stage"]
@@ -39,9 +39,9 @@ FAULTS = [
      "elements = {std::min(elements.begin, chunk.begin),", "elements = {0,", *MODELS),
     (UPDATE, "the average of a piece ends with its last chunk",
      "std::max(elements.end, chunk.begin + size_t(chunk.count))", "chunk.begin + size_t(chunk.count)", *MODELS),
-    ("model/matrices.cpp", "the momentum is not sent back",
+    (MATRICES, "the momentum is not sent back",
      "state_begin, ChunkArray::updates}", "state_begin, ChunkArray::reads}", *MODELS),
-    ("model/matrices.cpp", "the momentum has the places of the masters",
+    (MATRICES, "the momentum has the places of the masters",
      "{rule.slot(0), &ops::Chunk::state_begin", "{rule.slot(0), &ops::Chunk::begin", *MODELS),
     (PLAN, "the plan counts the state of LAMB once", "if (row.scope == UpdateScope::layer) again",
      "if (false) again", *MODELS),
@@ -64,6 +64,14 @@ FAULTS = [
     ("model/gpt.cpp", "passes with copies from host memory are recorded", "!o.offload_activations && ", "",
      *ACTIVATIONS),
     (OFFLOAD, "a slot is copied before the work that uses it", "    wait_for(copies, s.stream);\n", "", *WEIGHTS),
+    (MATRICES, "a direction is computed before the state of its matrix has arrived",
+     "    if (s.matrix.windows[0]) wait_for(s.stream, s.offload.stream(window_of(s.matrix, number)));\n", "", *ON_GPU),
+    (MATRICES, "the state of a matrix is not sent back", "    copy_state(s, index, false);\n", "", *MODELS),
+    (MATRICES, "the state of a matrix arrives in the window of the one before", "index + 2, true", "index + 1, true",
+     *MODELS),
+    (MATRICES, "two matrices share a window", "- state.own.begin()) % 2;", "- state.own.begin()) / 2 % 2;", *ON_GPU),
+    (PLAN, "the plan counts no state of matrices", "return traffic + OffloadTraffic{of_matrices, of_matrices};",
+     "return traffic;", *MODELS),
     (SHARDING, "a block runs before its weights have arrived",
      "    if (slot.copies)\n        wait_for(s.stream, slot.copies->stream());\n    else\n        wait(slot.ticket",
      "    if (!slot.copies) wait(slot.ticket", *WEIGHTS),
@@ -71,7 +79,8 @@ FAULTS = [
      "    prefetch_grads(s, bucket, micro);\n    wait_for(s.stream, slot.copies->stream());",
      "    prefetch_grads(s, bucket, micro);", *WEIGHTS),
     (SHARDING, "the update reads gradients that have not arrived",
-     "        for (const int window : {0, 1}) wait_for(s.offload.stream(window), s.stream);", "        ;", *WEIGHTS),
+     "        for (const int window : {0, 1}) wait_for(s.offload.stream(window), s.stream);",
+     "        (void)0;", *WEIGHTS),
     (SHARDING, "the update does not wait for the last gradients",
      "        if (slot.copies)\n            wait_for(s.stream, slot.copies->stream());\n        else\n"
      "            accumulate(s, slot);", "        if (!slot.copies) accumulate(s, slot);", *WEIGHTS),
@@ -82,7 +91,7 @@ FAULTS = [
      "    if (micro.accumulate)",
      "    const Bucket& b = bucket_at(s, bucket);\n    slot.bucket = bucket;\n    if (micro.accumulate)", *MODELS),
     (SHARDING, "the first micro-step fetches gradients", "    if (micro.accumulate)\n        copy_offloaded",
-     "    if (true)\n        copy_offloaded", *MODELS),
+     "    if (micro.index >= 0)\n        copy_offloaded", *MODELS),
     (SHARDING, "gradients in host memory do not accumulate",
      "(s.options.keeps_whole_gradients() || s.options.offload_gradients)}", "s.options.keeps_whole_gradients()}",
      *MODELS),

@@ -1,12 +1,14 @@
 #include "model/matrices.h"
 
 #include <numeric>
+#include <span>
 
 #include "kernels/base/check.h"
 #include "kernels/numeric.h"
 #include "kernels/op_stream.h"
 #include "kernels/ops.h"
 #include "model/muon.h"
+#include "model/offload.h"
 #include "model/pieces.h"
 #include "model/soap.h"
 #include "model/state.h"
@@ -190,6 +192,46 @@ size_t slot_elements(const MatrixSlot& slot, const Matrix& matrix) {
     return elements;
 }
 
+// The place of a slot in a window.
+static size_t place_in_window(const GptState& s, size_t slot, const Matrix& matrix) {
+    size_t elements = 0;
+    for (const MatrixSlot& before : std::span(row_of(s).matrix_slots).first(slot))
+        elements += round_up(slot_elements(before, matrix), kTensorAlignment);
+    return elements;
+}
+
+static int window_of(const MatrixState& state, size_t number) {
+    return int(std::ranges::find(state.own, number) - state.own.begin()) % 2;
+}
+
+float* state_of(const GptState& s, size_t slot, size_t number) {
+    const MatrixState& state = s.matrix;
+    if (!state.windows[0]) return state.slots[slot][number];
+    return state.windows[window_of(state, number)] + place_in_window(s, slot, state.matrices[number]);
+}
+
+// Copies the state of the own matrix with this index between host memory and its window.
+static void copy_state(GptState& s, size_t index, bool to_device) {
+    const MatrixState& state = s.matrix;
+    if (!state.windows[0] || index >= state.own.size()) return;
+    const size_t number = state.own[index];
+    for (size_t slot = 0; slot < state.slots.size(); slot++) {
+        const View host(state.slots[slot][number], Dtype::fp32), device(state_of(s, slot, number), Dtype::fp32);
+        copy_offloaded(s, to_device ? device : host, to_device ? host : device,
+                       slot_elements(row_of(s).matrix_slots[slot], state.matrices[number]),
+                       s.offload.stream(window_of(state, number)));
+    }
+}
+
+// Computes the direction of the own matrix with this index.
+static void direct_next(GptState& s, size_t index) {
+    const size_t number = s.matrix.own[index];
+    if (s.matrix.windows[0]) wait_for(s.stream, s.offload.stream(window_of(s.matrix, number)));
+    direct(s, number);
+    copy_state(s, index, false);
+    copy_state(s, index + 2, true);
+}
+
 std::vector<NamedTensor> name_matrix_state(const GptState& s) {
     std::vector<NamedTensor> named;
     const MatrixState& state = s.matrix;
@@ -213,11 +255,13 @@ void place_matrices(GptState& s, Arena& arena) {
     state.matrices = lay_out_matrices(s.layout);
 
     const int me = s.options.stage_rank();
-    size_t whole = 0, joined = 0;
+    size_t whole = 0, joined = 0, window = 0;
     MatrixMemory most;
     for (const Matrix& matrix : state.matrices) {
         state.whole_begin.push_back(whole);
         if (matrix.owner != me) continue;
+        state.own.push_back(size_t(&matrix - state.matrices.data()));
+        window = std::max(window, place_in_window(s, row_of(s).matrix_slots.size(), matrix));
         whole += round_up(matrix.count(), kTensorAlignment);
         if (is_divided_by_columns(s.layout, matrix)) joined = std::max(joined, matrix.count());
         most = larger(functions_of(s).memory(s.options, matrix), most);
@@ -227,13 +271,15 @@ void place_matrices(GptState& s, Arena& arena) {
         size_t elements = 0;
         for (const Matrix& matrix : state.matrices)
             elements += matrix.owner == me ? round_up(slot_elements(slot, matrix), kTensorAlignment) : 0;
-        float* next = arena.take<float>("optimizer state", slot.name, elements);
+        float* next = arena.take<float>("optimizer state", slot.name, elements, s.options.offload_optimizer);
         for (const Matrix& matrix : state.matrices) {
             const bool is_own = matrix.owner == me;
             places.push_back(is_own ? next : nullptr);
             if (is_own && next) next += round_up(slot_elements(slot, matrix), kTensorAlignment);
         }
     }
+    for (int i = 0; s.options.offload_optimizer && window > 0 && i < 2; i++)
+        state.windows[i] = arena.take<float>("offload", format("matrix_window_%d", i), window);
     const Dtype exchange = row_of(s).exchange;
     const RuleState& rule = s.update.rules[size_t(state.rule)];
     state.direction = arena.take("matrices", "direction", rule.elements, exchange);
@@ -287,10 +333,12 @@ void finish_matrices(GptState& s) {
     MatrixState& state = s.matrix;
     if (state.rule < 0) return;
     const bool has_step = s.step.update >= row_of(s).first_update;
+    for (const size_t index : {0, 1}) copy_state(s, index, true);
+    size_t next = 0;
     for (MatrixGroup& group : state.groups) {
         if (has_pieces(s.options)) wait_outside_update(s, s.comms.stage, group.ticket);
         for (size_t number = group.first; number < group.end; number++)
-            if (state.matrices[number].owner == s.options.stage_rank()) direct(s, number);
+            if (state.matrices[number].owner == s.options.stage_rank()) direct_next(s, next++);
         if (has_step && s.comms.stage.size > 1) group.ticket = exchange(group.results, s.comms.stage, s.stream);
     }
     for (const MatrixGroup& group : state.groups) {

@@ -60,6 +60,10 @@ struct MatrixState {
     std::vector<MatrixGroup> groups;
     std::vector<size_t> whole_begin;         // of each own matrix in `whole`
     std::vector<std::vector<float*>> slots;  // per OptimizerRow::matrix_slots: the state of each own matrix
+    // With GptOptions::offload_optimizer `slots` are in host memory. While the state of an own matrix is in one window,
+    // the state of the next one arrives in the other. Null without such state.
+    float* windows[2] = {};
+    std::vector<size_t> own;  // this rank's matrices
     // In the exchange's type. `direction`: laid out like the rule's state; the momentum's direction, or the gradient in
     // SOAP, then the result. `whole`: this rank's own matrices, each as one part per rank of the TensorParallel; null
     // if `direction` has whole matrices.
@@ -74,6 +78,9 @@ struct MatrixState {
 size_t slot_elements(const MatrixSlot& slot, const Matrix& matrix);
 
 struct GptState;
+
+// Returns a slot of an own matrix in device memory. Requires that finish_matrices() computes this matrix.
+float* state_of(const GptState& s, size_t slot, size_t number);
 
 // Names the state of all matrices. A rank has values only for the matrices that it owns.
 std::vector<NamedTensor> name_matrix_state(const GptState& s);

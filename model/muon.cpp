@@ -135,7 +135,7 @@ void normuon_direction(const GptState& s, size_t number, View values) {
     run(s.stream, ops::row_normalize,
         {.out = values,
          .inp = s.matrix.x,
-         .v = s.matrix.slots[0][number],
+         .v = state_of(s, 0, number),
          .scratch = s.matrix.scratch,
          .grad_norm = s.grad_norm,
          .rows = matrix.rows,

@@ -24,6 +24,15 @@ static size_t bytes_in(const GptOptions& options, bool is_on_host) {
 size_t planned_bytes(const GptOptions& options) { return bytes_in(options, false); }
 size_t planned_host_bytes(const GptOptions& options) { return bytes_in(options, true); }
 
+// Returns the elements of the state of whole matrices that the rank owns.
+static size_t state_of_matrices(const GptOptions& options, const TensorLayout& layout, const UpdateLayout& update) {
+    size_t elements = 0;
+    for (const Matrix& matrix : lay_out_matrices(layout))
+        for (const MatrixSlot& slot : update.row_of(size_t(matrix.tensor)).matrix_slots)
+            if (matrix.owner == options.stage_rank()) elements += slot_elements(slot, matrix);
+    return elements;
+}
+
 OffloadTraffic planned_traffic_of_update(const GptOptions& options) {
     OffloadTraffic traffic;
     if (!options.offload_optimizer) return traffic;
@@ -45,7 +54,8 @@ OffloadTraffic planned_traffic_of_update(const GptOptions& options) {
         traffic.to_device += count * (sizeof(float) + master);
         traffic.to_host += count * sizeof(float);
     }
-    return traffic;
+    const size_t of_matrices = state_of_matrices(options, layout, update) * sizeof(float);
+    return traffic + OffloadTraffic{of_matrices, of_matrices};
 }
 
 static OffloadTraffic traffic_of_inputs(const GptOptions& options) {
@@ -141,10 +151,7 @@ size_t saved_bytes(const GptOptions& options) {
         masters += count, slots += count * update.row_of(i).slots.size();
         if (options.averages) elements += count;
     }
-    for (const Matrix& matrix : lay_out_matrices(layout))
-        for (const MatrixSlot& slot : update.row_of(size_t(matrix.tensor)).matrix_slots)
-            if (matrix.owner == options.stage_rank()) elements += slot_elements(slot, matrix);
-    elements += factor_elements(options, layout, update);
+    elements += state_of_matrices(options, layout, update) + factor_elements(options, layout, update);
     const OptimizerSettings& optimizer = options.optimizer;
     return masters * size_of(optimizer.master_type()) + slots * size_of(optimizer.state_type()) +
            elements * sizeof(float);

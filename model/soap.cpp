@@ -94,7 +94,7 @@ void update_basis(const GptState& s, View basis, View average, int n, bool is_fi
 void update_averages(const GptState& s, size_t number, View gradient, const ops::UpdateScalars& scalars) {
     const MatrixState& state = s.matrix;
     const int rows = state.matrices[number].rows, cols = state.matrices[number].cols;
-    const View left = state.slots[2][number], right = state.slots[3][number];
+    const View left = state_of(s, 2, number), right = state_of(s, 3, number);
     multiply_by_transposed(s, state.product, gradient, gradient, rows, rows, cols);
     accumulate(s, left, state.product, square_of(rows), scalars.beta2, scalars.one_minus_beta2);
     multiply_transposed(s, state.product, gradient, gradient, rows, cols, cols);
@@ -105,8 +105,8 @@ void update_averages(const GptState& s, size_t number, View gradient, const ops:
 void rotate(const GptState& s, size_t number, View out, View x) {
     const MatrixState& state = s.matrix;
     const int rows = state.matrices[number].rows, cols = state.matrices[number].cols;
-    multiply(s, state.product, state.slots[4][number], x, rows, rows, cols);
-    multiply_by_transposed(s, out, state.product, state.slots[5][number], rows, cols, cols);
+    multiply(s, state.product, state_of(s, 4, number), x, rows, rows, cols);
+    multiply_by_transposed(s, out, state.product, state_of(s, 5, number), rows, cols, cols);
 }
 
 // Replaces the rotated gradient, in MatrixState::x, by Adam's direction, which is rotated back to `out`.
@@ -116,14 +116,14 @@ void finish_direction(const GptState& s, size_t number, View out, View rotated_m
     const int rows = matrix.rows, cols = matrix.cols;
     run(s.stream, ops::adam_direction,
         {.out = state.x.as<float>(),
-         .v = state.slots[1][number],
+         .v = state_of(s, 1, number),
          .m = rotated_m.as<float>(),
          .grad = state.x.as<float>(),
          .grad_norm = s.grad_norm,
          .count = matrix.count(),
          .scalars = scalars});
-    multiply(s, state.product, state.x, state.slots[5][number], rows, cols, cols);
-    multiply_transposed(s, out, state.slots[4][number], state.product, rows, rows, cols);
+    multiply(s, state.product, state.x, state_of(s, 5, number), rows, cols, cols);
+    multiply_transposed(s, out, state_of(s, 4, number), state.product, rows, rows, cols);
 }
 
 // Replaces the bases of an own matrix, if they are due in this step.
@@ -131,8 +131,8 @@ void update_bases(const GptState& s, size_t number) {
     const MatrixState& state = s.matrix;
     const bool is_first = s.step.update == 1;
     if ((s.step.update - 1) % s.options.optimizer.soap_interval != 0) return;
-    update_basis(s, state.slots[4][number], state.slots[2][number], state.matrices[number].rows, is_first);
-    update_basis(s, state.slots[5][number], state.slots[3][number], state.matrices[number].cols, is_first);
+    update_basis(s, state_of(s, 4, number), state_of(s, 2, number), state.matrices[number].rows, is_first);
+    update_basis(s, state_of(s, 5, number), state_of(s, 3, number), state.matrices[number].cols, is_first);
 }
 
 ops::UpdateScalars scalars_of(const GptState& s, const Matrix& matrix) {
@@ -163,7 +163,7 @@ MatrixMemory soap_muon_memory(const GptOptions& options, const Matrix& matrix) {
 void soap_direction(const GptState& s, size_t number, View values) {
     const MatrixState& state = s.matrix;
     const Matrix& matrix = state.matrices[number];
-    const View m = state.slots[0][number];
+    const View m = state_of(s, 0, number);
     const ops::UpdateScalars scalars = scalars_of(s, matrix);
     update_averages(s, number, values, scalars);
     if (s.step.update > 1) {
@@ -179,7 +179,7 @@ void soap_muon_direction(const GptState& s, size_t number, View values) {
     const OptimizerSettings& settings = s.options.optimizer;
     const MatrixState& state = s.matrix;
     const Matrix& matrix = state.matrices[number];
-    const View m = state.slots[0][number];
+    const View m = state_of(s, 0, number);
     const float momentum = float(settings.momentum), rest = float(1 - settings.momentum);
     ops::UpdateScalars scalars = scalars_of(s, matrix);
     scalars.beta2 = float(settings.muon_beta2), scalars.one_minus_beta2 = float(1 - settings.muon_beta2);

@@ -55,7 +55,7 @@ TEST_CASE("offload: every optimizer trains with the same bits and copies what th
     for (const OptimizerKind kind :
          {OptimizerKind::adamw, OptimizerKind::sgd, OptimizerKind::lion, OptimizerKind::rmsprop, OptimizerKind::adagrad,
           OptimizerKind::lamb, OptimizerKind::lars, OptimizerKind::adafactor, OptimizerKind::muon,
-          OptimizerKind::normuon, OptimizerKind::soap}) {
+          OptimizerKind::normuon, OptimizerKind::soap, OptimizerKind::soap_muon}) {
         INFO(name_of(kind));
         require_same_run(with_optimizer(kind));
     }
@@ -172,6 +172,18 @@ TEST_CASE("offload: the device keeps two windows instead of the state", "[model]
     const size_t windows = planned_bytes(with) + planned_host_bytes(with) - planned_bytes(options);
     CHECK(windows == 2 * 12 * (size_t(ops::kChunkElements) + kTensorAlignment));
     CHECK(windows < state / 10);
+}
+
+// Factors of Adafactor are small and stay.
+TEST_CASE("offload: no optimizer keeps state on the device", "[model][offload]") {
+    for (const OptimizerKind kind :
+         {OptimizerKind::adamw, OptimizerKind::normuon, OptimizerKind::soap, OptimizerKind::soap_muon}) {
+        INFO(name_of(kind));
+        size_t state = 0;
+        for (const MemoryRegion& region : plan_memory(offloaded(with_optimizer(kind))))
+            if (!region.is_on_host && std::string(region.category) == "optimizer state") state += region.bytes;
+        CHECK(state == 0);
+    }
 }
 
 TEST_CASE("offload: the device needs less than a tenth of the state of a deep model", "[model][offload]") {
