@@ -10,7 +10,7 @@
 //     the program's          | piece 0 |       | piece 1         | piece 2       | ...
 //
 // The first two pieces arrive during the passes, or with offload_gradients after them. The update starts when the
-// norm of all gradients is known. State of whole matrices passes through windows of its own in the same order: see
+// norm of all gradients is known. State of whole matrices passes through separate windows in the same order: see
 // model/matrices.h.
 //
 // Inputs of blocks have two windows too, for the even and the odd ones: an input is sent after the block's forward pass
