@@ -77,6 +77,7 @@ static size_t fetched(const TensorLayout& layout, const std::vector<int>& bucket
 }
 
 static OffloadTraffic traffic_of_slots(const GptOptions& options) {
+    if (!options.offload_weights && !options.offload_gradients) return {};
     const TensorLayout layout = lay_out_rank(options);
     std::vector<int> forward = layout.input_buckets;
     for (const std::vector<int>& more : {layout.layer_buckets, layout.output_buckets})
