@@ -35,7 +35,8 @@ struct CommSettings {
     bool deterministic = false;
     double deadline_s = 120;  // time limit of a collective
     bool always = false;      // use the library for a single rank too, to test it on one GPU
-    // Gathers one text per rank on all ranks, in rank order. Required if comm_needs_gather(), until close_comm().
+    // Gathers one text, of any bytes, per rank on all ranks, in rank order. Required if comm_needs_gather(), until
+    // close_comm().
     std::function<std::vector<std::string>(const std::string& mine)> gather = {};
     // Called before each collective, on the thread that starts it, so that a hang report can name the collective. The
     // number counts this rank's collectives in all communicators.

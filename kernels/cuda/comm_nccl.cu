@@ -10,7 +10,8 @@
 #include <array>
 #include <cstring>
 #include <fstream>
-#include <nlohmann/json.hpp>
+#include <iterator>
+#include <sstream>
 
 #include "kernels/comm.h"
 #include "kernels/cuda/launch.cuh"
@@ -197,9 +198,10 @@ public:
     Comm split(int color, int key) {
         require(!is_group(), "split: a group cannot be split");
         std::vector<std::array<int, 2>> members;  // of this rank's group: keys and ranks
-        const std::vector<std::string> places = settings_.gather(nlohmann::json({color, key}).dump());
+        const std::vector<std::string> places = settings_.gather(format("%d %d", color, key));
         for (size_t rank = 0; rank < places.size(); rank++) {
-            const auto [its_color, its_key] = nlohmann::json::parse(places[rank]).get<std::array<int, 2>>();
+            int its_color = 0, its_key = 0;
+            std::istringstream(places[rank]) >> its_color >> its_key;
             if (its_color == color) members.push_back({its_key, int(rank)});
         }
         std::ranges::sort(members);
@@ -215,8 +217,8 @@ public:
                      "ncclCommSplit");
         } else {
             if (group.rank == 0 && group.size > 1) id = new_id(settings_.rank);
-            const std::vector<std::string> ids = settings_.gather(nlohmann::json(id).dump());
-            id = nlohmann::json::parse(ids[size_t(members[0][1])]).get<IdBytes>();
+            const std::vector<std::string> ids = settings_.gather({id.begin(), id.end()});
+            std::ranges::copy(ids[size_t(members[0][1])], id.begin());
         }
         if (group.size == 1) return comm_single();
         group.handle = groups_.emplace_back(std::make_unique<Nccl>(settings_, group, id, this, part)).get();
@@ -342,8 +344,21 @@ struct RankInfo {
     std::string host, machine, gpu;  // machine: boot id, distinguishes hosts with the same name; gpu: PCI bus id
     std::string problem;             // why the rank has no GPU or no NCCL; or empty
     IdBytes id{};                    // rank 0's ncclUniqueId
-    NLOHMANN_DEFINE_TYPE_INTRUSIVE(RankInfo, host, machine, gpu, problem, id)
 };
+
+// The form in which ranks send it to each other.
+std::string text_of(const RankInfo& info) {
+    return info.host + '\n' + info.machine + '\n' + info.gpu + '\n' + std::string(info.id.begin(), info.id.end()) +
+           info.problem;
+}
+RankInfo info_from(const std::string& text) {
+    RankInfo info;
+    std::istringstream lines(text);
+    for (std::string* const field : {&info.host, &info.machine, &info.gpu}) std::getline(lines, *field);
+    lines.read(info.id.data(), std::ssize(info.id));
+    info.problem.assign(std::istreambuf_iterator<char>(lines), {});
+    return info;
+}
 
 // Selects this process's GPU and returns its PCI bus id.
 std::string take_gpu(int local_rank) {
@@ -386,11 +401,10 @@ void check_ranks(const std::vector<RankInfo>& ranks) {
 
 Comm open_comm(const CommSettings& settings) {
     if (settings.size == 1 && !settings.always) return comm_single();
-    const std::string mine =
-        nlohmann::json(rank_info(settings)).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+    const std::string mine = text_of(rank_info(settings));
     std::vector<RankInfo> ranks;
     for (const std::string& text : settings.size == 1 ? std::vector{mine} : settings.gather(mine))
-        ranks.push_back(nlohmann::json::parse(text));
+        ranks.push_back(info_from(text));
     check_ranks(ranks);
     Comm comm{settings.rank, settings.size};
     comm.handle = new Nccl(settings, comm, ranks[0].id, nullptr);
