@@ -3,12 +3,14 @@
 #include <omp.h>
 #include <pthread.h>
 #include <sched.h>
+#include <strings.h>
 
 #include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <csignal>
 #include <cstdint>
+#include <cstdlib>
 #include <memory>
 #include <system_error>
 #include <thread>
@@ -25,8 +27,12 @@ constexpr size_t kCacheLine = 64;
 
 // Time that a thread spins before it sleeps. A step has more than a hundred loops with microseconds between them, and
 // waking up takes tens of microseconds, so a thread with a dedicated core rarely sleeps between loops. A longer wait
-// means that the other thread lost its core to another program; then it helps to yield this core.
-constexpr microseconds kSpin{1000};
+// means that the other thread lost its core to another program; then it helps to yield this core. With OpenMP's
+// OMP_WAIT_POLICY=passive, threads do not spin.
+microseconds time_to_spin() {
+    const char* const policy = std::getenv("OMP_WAIT_POLICY");
+    return microseconds(policy && strcasecmp(policy, "passive") == 0 ? 0 : 1000);
+}
 
 // The indices of a part that no thread has taken.
 struct alignas(kCacheLine) Part {
@@ -155,10 +161,12 @@ private:
     // Returns false if the condition still does not hold and the thread should sleep. Reading the clock is the pause
     // between checks.
     template <class Condition> bool spin_until(const Condition& holds) {
-        for (const Clock::time_point end = Clock::now() + kSpin; Clock::now() < end;)
+        for (const Clock::time_point end = Clock::now() + spin_; Clock::now() < end;)
             if (holds()) return true;
         return false;
     }
+
+    const microseconds spin_ = time_to_spin();
 
     // Written by the caller before it opens the gate; read by threads that have entered.
     Task task_{};

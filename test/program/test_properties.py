@@ -120,3 +120,11 @@ class Threads(TrainerTest):
         cores = [os.sched_getaffinity(int(task.name)) for task in Path(f"/proc/{process.pid}/task").iterdir()]
         self.assertEqual({len(of_thread) for of_thread in cores}, {1})
         self.assertEqual(len(set().union(*cores)), 2, cores)
+
+    @unittest.skipUnless(TRAINER.name == "train_gpt_cpu", "the GPU's trainer has no threads that compute")
+    def test_threads_that_sleep_or_spin_have_the_same_bits(self):
+        config, losses = self.write_config(train_max_steps=20), []
+        for policy in "passive", "ACTIVE":
+            self.run_trainer(config, "--fresh", OMP_WAIT_POLICY=policy, OMP_NUM_THREADS="2")
+            losses.append([record["loss"] for record in self.records(kind="train")])
+        self.assertEqual(losses[0], losses[1])
