@@ -2,13 +2,19 @@
 
 With arguments, runs only the named tests: python3 test/program test_house.House.test_each_rule_fires
 An argument with wildcards names files: python3 test/program 'test_[r-z]*'
---failfast stops after the first failure. The last lines are the slowest tests and a summary in Catch2's format, which
-scripts/test.sh parses.
+--failfast stops after the first failure. The last lines are the slowest tests, with their processor time, and a summary
+in Catch2's format, which scripts/test.sh parses.
 """
+import os
 import sys
 import time
 import unittest
 from pathlib import Path
+
+
+def clocks():
+    """Returns the seconds since the start: of the clock, and of the processor for this process and its children."""
+    return time.monotonic(), sum(os.times()[:4])
 
 
 class TimedResult(unittest.TextTestResult):
@@ -17,12 +23,12 @@ class TimedResult(unittest.TextTestResult):
         self.seconds = {}
 
     def startTest(self, test):
-        self.seconds[test.id()] = -time.monotonic()
+        self.started = clocks()
         super().startTest(test)
 
     def stopTest(self, test):
         super().stopTest(test)
-        self.seconds[test.id()] += time.monotonic()
+        self.seconds[test.id()] = [now - before for now, before in zip(clocks(), self.started)]
 
 
 loader = unittest.TestLoader()
@@ -33,8 +39,8 @@ result = unittest.TextTestRunner(stream=sys.stdout, verbosity=2, failfast="--fai
                                  resultclass=TimedResult).run(tests)
 for test, reason in result.skipped:
     print(f"skipped: {test}: {reason}")
-for test, seconds in sorted(result.seconds.items(), key=lambda item: -item[1])[:20]:
-    print(f"{seconds:.0f} s: {test}")
+for test, (seconds, processor) in sorted(result.seconds.items(), key=lambda item: -item[1][1])[:20]:
+    print(f"{seconds:.0f} s, {processor:.0f} s of processor time: {test}")
 failed = len({getattr(test, "test_case", test).id() for test, _ in result.failures + result.errors})  # not subtests
 passed = result.testsRun - failed - len(result.skipped)
 print(f"test cases: {result.testsRun} | {passed} passed | {failed} failed")

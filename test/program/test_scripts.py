@@ -183,28 +183,28 @@ class Sums(Folder):
         good = 'echo "All tests passed (22 assertions in 6 test cases)"'
         one = 'echo "All tests passed (1 assertion in 1 test case)"'
         bad = 'echo "test cases: 6 | 4 passed | 2 failed"; echo "assertions: 9 | 1 passed | 8 failed"; exit 2'
-        self.assertEqual(self.last_line(good, one, 0), "20 passed, 0 failed")
-        self.assertEqual(self.last_line(good, bad, 1), "26 passed, 4 failed")
-        self.assertEqual(self.last_line(good, 'echo "test cases: 3 | 3 passed | 0 failed"', 0), "24 passed, 0 failed")
-        self.assertEqual(self.last_line(good, "exit 139", 1), "18 passed, 2 failed")
-        self.assertEqual(self.last_line(good, "exit 0", 1), "18 passed, 2 failed")
-        self.assertEqual(self.last_line(good + "; exit 1", one, 1), "20 passed, 1 failed")
-        self.assertEqual(self.last_line(good, one, 1, check=1), "19 passed, 1 failed")
+        self.assertEqual(self.last_line(good, one, 0), "22 passed, 0 failed")
+        self.assertEqual(self.last_line(good, bad, 1), "28 passed, 4 failed")
+        self.assertEqual(self.last_line(good, 'echo "test cases: 3 | 3 passed | 0 failed"', 0), "26 passed, 0 failed")
+        self.assertEqual(self.last_line(good, "exit 139", 1), "20 passed, 2 failed")
+        self.assertEqual(self.last_line(good, "exit 0", 1), "20 passed, 2 failed")
+        self.assertEqual(self.last_line(good + "; exit 1", one, 1), "22 passed, 1 failed")
+        self.assertEqual(self.last_line(good, one, 1, check=1), "21 passed, 1 failed")
         self.assertEqual(self.failed, ["make -s check"])
         self.assertEqual(self.last_line(good, one, 1, build=2), "2 passed, 1 failed")
         # Failures of a program that runs in parallel with others.
-        self.assertEqual(self.last_line(good, one, 1, seed_1="kill -KILL $$"), "19 passed, 1 failed")
+        self.assertEqual(self.last_line(good, one, 1, seed_1="kill -KILL $$"), "21 passed, 1 failed")
         self.assertEqual(self.failed, ["""build/test_simt --seed 1 '~"*fp16"~"*a large matrix"': exit code 137"""])
         named = 'echo "FAIL: test_a (test_b.C)"; echo "x"; echo "a.cpp:3: FAILED:"; '
-        self.assertEqual(self.last_line(good, named + bad, 1), "26 passed, 4 failed")
+        self.assertEqual(self.last_line(good, named + bad, 1), "28 passed, 4 failed")
         self.assertEqual(self.failed, ["python3 test/program 'test_[!r-z]*': exit code 2",
                                        "FAIL: test_a (test_b.C)", "a.cpp:3: FAILED:",
                                        "python3 test/program 'test_[r-z]*': exit code 2",
                                        "FAIL: test_a (test_b.C)", "a.cpp:3: FAILED:"])
-        self.assertEqual(self.last_line(good, one, 1, seed_1=bad), "23 passed, 2 failed")
-        self.assertEqual(self.last_line(good, one, 1, seed_1=one + "; exit 1"), "20 passed, 1 failed")
+        self.assertEqual(self.last_line(good, one, 1, seed_1=bad), "25 passed, 2 failed")
+        self.assertEqual(self.last_line(good, one, 1, seed_1=one + "; exit 1"), "22 passed, 1 failed")
         skipped = 'echo "skipped: test_a (test_b.C): no mpirun"; echo "test cases: 3 | 2 passed | 0 failed"'
-        self.assertEqual(self.last_line(good, skipped, 0), "22 passed, 0 failed, 2 skipped")
+        self.assertEqual(self.last_line(good, skipped, 0), "24 passed, 0 failed, 2 skipped")
 
     def test_ctrl_c_ends_every_test(self):
         self.last_line("exit 0", "exit 0", 1)
