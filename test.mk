@@ -168,7 +168,7 @@ TEST_OBJECTS := $(call object,$(filter-out test/reference/%,$(TEST_SOURCES)))
 PRECOMPILED  := $(BUILD)/test/precompiled.h
 $(TEST_OBJECTS) $(PRECOMPILED).gch $(call object,$(BENCH) $(BENCH_MATMUL)): OPT = -Og
 PRECOMPILED_USERS := $(filter-out %/run_tests.cpp.o,$(TEST_OBJECTS))  # that one configures Catch2
-$(PRECOMPILED_USERS): EXTRA += -include $(PRECOMPILED)
+$(PRECOMPILED_USERS): private EXTRA += -include $(PRECOMPILED)
 $(PRECOMPILED_USERS): $(PRECOMPILED).gch
 $(PRECOMPILED).gch: test/support/precompiled.h; $(call precompile,$(CXXFLAGS))
 

@@ -94,7 +94,7 @@ fi
 # The longest first. Races and bad addresses depend on indices and on the order of warps, not on the 16-bit type: fp16
 # and a large matrix run only in the default order. The strict proxy concerns kernels for one architecture and the
 # simulator's own tests. The thread sanitizer takes the most time and memory, so it has two processes. It does not check
-# alignment, and sums of each exponent add no races to those of other numbers.
+# alignment, and sums of special exponents have the same races as other sums.
 some='~"*fp16"~"*a large matrix"'
 races="$some"'~"a misaligned vector"~"squared_sums: half a unit of a bin"'
 test_programs "python3 test/program 'test_[!r-z]*'" "python3 test/program 'test_[r-z]*'" \
