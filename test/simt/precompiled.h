@@ -1,4 +1,4 @@
-// What most CUDA sources include on the simulated GPU, compiled once per sanitizer.
+// Common headers of CUDA sources on the simulated GPU, compiled once per set of options.
 #include <cuda_runtime.h>
 
 #include <algorithm>

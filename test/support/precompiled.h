@@ -1,4 +1,4 @@
-// What most tests include, compiled once. A test still includes what it uses.
+// Common headers of tests, compiled once. Each test still includes the headers that it uses.
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
