@@ -236,7 +236,7 @@ void qk_norm_rope_forward(const QkNormRopeForward& op, Stream stream);
 
 // Without norm weights, recovers the normalized heads by rotating the forward op's output back.
 struct QkNormRopeBackward {
-    View dqkv;                     // shaped like qkv: updates the gradients of queries and keys in place
+    View dqkv;  // shaped like qkv: updates the gradients of queries and keys in place. Also gives the amax of all of it
     float *dq_weight, *dk_weight;  // (head_size)  = or += by `accumulate`, or null
     void* scratch;                 // qk_norm_rope_backward_scratch_bytes
     ConstView qkv;                 // the forward op's output
@@ -303,7 +303,7 @@ struct AttentionForward {
 void attention_forward(const AttentionForward& op, Stream stream);
 
 struct AttentionBackward {
-    View dqkv;         // (batch, seq_len, (n_head + 2 n_kv_head) * head_size)  =
+    View dqkv;         // (batch, seq_len, (n_head + 2 n_kv_head) * head_size)  =, and its amax
     void* scratch;     // attention_backward_scratch_bytes
     ConstView dout;    // (batch, seq_len, n_head * head_size)
     ConstView qkv;     // as in the forward op
@@ -315,7 +315,7 @@ struct AttentionBackward {
     float softcap = 0;
     const int* first_key = nullptr;
     DropoutMask dropout = {};  // the forward op's
-    // With a chunk, dqkv receives only the gradients of the queries, from the last chunk's op.
+    // With a chunk, dqkv receives only the gradients of the queries, from the last chunk's op, and has no amax.
     KeyChunk chunk = {};
     float* dquery = nullptr;  // (batch, seq_len, n_head * head_size), their sum over the chunks so far, in the
                               // backend's units: overwritten by the first chunk, updated by the others except the last;
@@ -351,7 +351,7 @@ size_t attention_decode_scratch_bytes(const AttentionDecode& op);
 // Elementwise dropout: out = inp mask.factor if the mask keeps the element, else 0. The backward op is the same.
 
 struct Dropout {
-    View out;       // (elements)  =; may be inp
+    View out;       // (elements)  =, and its amax; may be inp
     ConstView inp;  // (elements), from element `first` of all samples
     DropoutMask mask;
     size_t count;      // elements of a sample

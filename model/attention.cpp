@@ -278,6 +278,7 @@ void attention_backward(const LayerContext& x, ConstView qkv, const AttentionAct
     ops::AttentionBackward op{};
     set_sequences(op, x, qkv, attn);
     op.dqkv = dqkv;
+    if (x.shape->changes_heads()) op.dqkv.amax = nullptr;  // heads_backward() gives it
     op.scratch = x.scratch;
     op.dout = dout;
     op.out = attn.out;

@@ -222,16 +222,16 @@ void backward_input(GptState& s, const StagePass& pass, const MicroStep& micro, 
 // The buffers of a layer's backward pass.
 static BlockGradients gradients_of(const GptState& s, const StagePass& pass, size_t layer) {
     const View dresidual = pass.acts.dresidual.view, dbranch = pass.acts.dbranch.view, dwide = pass.acts.dwide.view;
-    View without_amax = dwide;  // for ops that give none
-    without_amax.amax = nullptr;
+    View dfc = dwide;
+    if (!s.options.shape.gated_mlp) dfc.amax = nullptr;  // a GEMM computes it
     if (s.deferred == 0)  // the gate's gradient replaces its output, which is no longer needed
         return {.dresidual = dresidual,
                 .dbranch = dbranch,
                 .dmlp = dbranch,
                 .dact = pass.acts.block[layer].mlp.act.view,
-                .dfc = s.options.shape.gated_mlp ? dwide : without_amax,
-                .dattn = without_amax,
-                .dqkv = without_amax};
+                .dfc = dfc,
+                .dattn = dwide,
+                .dqkv = dwide};
     const BlockActivations& kept = s.acts[size_t(pass.micro_step % s.deferred)].block[layer];
     return {.dresidual = dresidual,
             .dbranch = dbranch,

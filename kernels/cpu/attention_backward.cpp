@@ -9,6 +9,7 @@
 #include "kernels/cpu/vector_math.h"
 #include "kernels/device.h"
 #include "kernels/ops.h"
+#include "kernels/shared/amax.h"
 #include "kernels/shared/attention_layout.h"
 #include "kernels/shared/dispatch.h"
 
@@ -200,6 +201,7 @@ void attention_backward(const AttentionBackward& op, Stream) {
             float* dkeys = static_cast<float*>(op.scratch) + 2 * elements * task;
             backward_of_kv_head<T>(op, int(task / op.n_kv_head), int(task % op.n_kv_head), dkeys, dkeys + elements);
         });
+        set_amax(op.dqkv, size_t(op.batch) * op.seq_len * AttentionLayout(op).qkv_step());
     });
 }
 

@@ -3,6 +3,7 @@
 #include "kernels/base/check.h"
 #include "kernels/cpu/parallel.h"
 #include "kernels/ops.h"
+#include "kernels/shared/amax.h"
 #include "kernels/shared/dispatch.h"
 
 namespace ops {
@@ -46,6 +47,7 @@ void dropout(const Dropout& op, Stream) {
             drop_piece(op.out.as<T>() + (begin - op.first), op.inp.as<T>() + (begin - op.first), op.mask,
                        op.mask.keys[sample], op.start + begin - origin, piece_end - begin);
         });
+        set_amax(op.out, op.elements);
     });
 }
 

@@ -11,6 +11,7 @@
 #include "kernels/cpu/vector_math.h"
 #include "kernels/device.h"
 #include "kernels/ops.h"
+#include "kernels/shared/amax.h"
 #include "kernels/shared/dispatch.h"
 
 namespace ops {
@@ -171,6 +172,7 @@ void qk_norm_rope_backward(const QkNormRopeBackward& op, Stream) {
         const int size = op.head_size;
         sum_blocks(op.dq_weight, partials, n_blocks(rows), size, 0, size, op.accumulate);
         sum_blocks(op.dk_weight, partials + size, n_blocks(rows), size, 0, size, op.accumulate);
+        set_amax(op.dqkv, rows * (op.n_head + 2 * op.n_kv_head) * size);
     });
 }
 

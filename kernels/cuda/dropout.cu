@@ -1,5 +1,6 @@
 // dropout: a thread processes the 8 elements of one call of philox(), in packs of 128 bits if samples are aligned.
 // Reads and writes each element once: with 16-bit types, 4 bytes and 1/8 of philox()'s about 70 instructions each.
+#include "kernels/cuda/amax.cuh"
 #include "kernels/cuda/vector.cuh"
 #include "kernels/ops.h"
 #include "kernels/shared/dispatch.h"
@@ -15,14 +16,14 @@ template <class T, bool kAligned> __global__ void __launch_bounds__(kThreads) dr
     const size_t skipped = op.first - min(op.first, origin);  // elements of the sample before `first`
     const size_t call = skipped / kDropoutGroup + size_t(blockIdx.x) * kThreads + threadIdx.x;
     const size_t begin = call * kDropoutGroup, end = min(op.count, op.first + op.elements - origin);
-    if (begin >= end) return;
+    uint32_t largest = 0;
     const ptrdiff_t offset = ptrdiff_t(origin) - ptrdiff_t(op.first);
     const T* inp = op.inp.as<T>() + offset;  // may alias `out`
     T* out = op.out.as<T>() + offset;
     const Philox random = op.mask.words(op.mask.keys[sample], op.start / kDropoutGroup + call);
     const float factor = op.mask.factor;
 #pragma unroll
-    for (int first = 0; first < kDropoutGroup; first += kPackSize<T>) {
+    for (int first = 0; first < kDropoutGroup && begin < end; first += kPackSize<T>) {
         const size_t at = begin + first, available = end - min(end, at);
         auto x = unpack(load_some<kAligned>(inp + at, available));
 #pragma unroll
@@ -30,8 +31,12 @@ template <class T, bool kAligned> __global__ void __launch_bounds__(kThreads) dr
             const bool kept = op.mask.keeps(random.word[(first + i) / 2], (first + i) % 2);
             x.value[i] = kept ? x.value[i] * factor : 0.0f;
         }
-        store_some<kAligned>(out + at, pack_floats(x), available);
+        const Pack<T> result = pack_floats(x);
+        store_some<kAligned>(out + at, result, available);
+        if (kGivesAmax<T, kAligned> && op.out.amax) largest = largest_magnitude(largest, result);
     }
+    if (kGivesAmax<T, kAligned> && op.out.amax)
+        add_to_amax(shared_memory<AmaxShared<kThreads>>(), op.out.amax, largest);
 }
 
 }  // namespace
@@ -49,7 +54,9 @@ void dropout(const Dropout& op, Stream stream) {
             are_aligned(16, {op.out, op.inp}) && op.count % kPackSize<T> == 0 && op.elements % kPackSize<T> == 0;
         dim3 blocks = blocks_for(std::min(op.count, op.elements), size_t(kThreads) * kDropoutGroup);
         blocks.y = unsigned(samples);
-        launch(aligned ? dropout_kernel<T, true> : dropout_kernel<T, false>, {"dropout", blocks, kThreads}, stream, op);
+        clear_amax("dropout", op.out, aligned, stream);
+        launch(aligned ? dropout_kernel<T, true> : dropout_kernel<T, false>,
+               {"dropout", blocks, kThreads, sizeof(AmaxShared<kThreads>)}, stream, op);
     });
 }
 

@@ -13,6 +13,7 @@
 // order, and so the bits, depend only on shapes and types.
 #include <algorithm>
 
+#include "kernels/cuda/amax.cuh"
 #include "kernels/cuda/group_totals.h"
 #include "kernels/cuda/reduce.cuh"
 #include "kernels/cuda/vector.cuh"
@@ -133,6 +134,12 @@ template <class T> __device__ float dot(const Values<T>& a, const Values<T>& b) 
 #pragma unroll
     for (int i = 0; i < kUnitSize<T>; i++) sum = fmaf(a[i], b[i], sum);
     return sum;
+}
+
+template <class T> __device__ uint32_t largest_magnitude(uint32_t largest, const Values<T>& x) {
+#pragma unroll
+    for (int i = 0; i < kUnitSize<T>; i++) largest = ::largest_magnitude(largest, x[i]);
+    return largest;
 }
 
 template <class T> __device__ void multiply(Values<T>& x, const Values<T>& by) {
@@ -279,6 +286,7 @@ __global__ void __launch_bounds__(kThreads, 1) qk_norm_rope_backward_kernel(Team
     for (int u = 0; u < kUnits; u++) unit[u] = unit_at<T>(u * teams.lanes + lane, size, op.rotary);
 
     WeightSums<T, kUnits> sums{};
+    uint32_t largest = 0;  // rounded at the end, which keeps the order
     for (unsigned first = begin; first < end; first += per_pass) {
         const bool exists = first + team < end;  // teams after the last head still take part in sums
         const unsigned index = exists ? first + team : begin;
@@ -311,9 +319,20 @@ __global__ void __launch_bounds__(kThreads, 1) qk_norm_rope_backward_kernel(Team
             }
         }
 #pragma unroll
-        for (int u = 0; u < kUnits && exists; u++) store_unit<kAligned>(op.dqkv.as<T>() + at.in_qkv, unit[u], d[u]);
+        for (int u = 0; u < kUnits && exists; u++) {
+            T* head = op.dqkv.as<T>() + at.in_qkv;
+            store_unit<kAligned>(head, unit[u], d[u]);
+            if (!op.dqkv.amax) continue;
+            largest = largest_magnitude(largest, d[u]);
+            head += op.n_kv_head * size;  // of values, from a head of keys
+            if (!at.is_query) largest = largest_magnitude(largest, load_unit<kAligned>(head, unit[u]));
+        }
     }
     if constexpr (kSums) store_weight_sums(teams, unit, sums, &shared_memory<float>());
+    if (!op.dqkv.amax) return;
+    if constexpr (kSums) __syncthreads();  // wait until the sums have been read
+    largest = std::bit_cast<uint32_t>(to_float(from_float<T>(std::bit_cast<float>(largest))));
+    add_to_amax(shared_memory<AmaxShared<kThreads>>(), op.dqkv.amax, largest);
 }
 
 // ---- launchers ------------------------------------------------------------------------------------------------------
@@ -342,7 +361,9 @@ template <class T, int kUnits, bool kAligned> void launch_backward(Teams<QkNormR
     const bool with_weights = op.dq_weight || op.dk_weight;
     teams.per_group = with_weights ? heads_per_group(teams.n_heads) : unsigned(kThreads / teams.lanes);
     const dim3 groups = blocks_for(teams.n_heads, teams.per_group);
-    const size_t sums_bytes = with_weights ? size_t(kWarps) * 2 * op.head_size * sizeof(float) : 0;
+    const size_t sums_bytes =
+        with_weights ? size_t(kWarps) * 2 * op.head_size * sizeof(float) : sizeof(AmaxShared<kThreads>);
+    clear_amax("qk_norm_rope_backward", op.dqkv, true, stream);
     launch(
         with_weights ? qk_norm_rope_backward_kernel<T, kUnits, kAligned, true>
                      : qk_norm_rope_backward_kernel<T, kUnits, kAligned, false>,

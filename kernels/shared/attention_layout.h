@@ -133,7 +133,7 @@ inline void require_valid(const AttentionForward& op) {
 inline void require_valid(const AttentionBackward& op) {
     require_attention_sizes(op);
     require_chunk(op.chunk, op.seq_len, op.dquery);
-    require(!op.chunk || op.dkv, "attention_backward: a chunk without dkv");
+    require(!op.chunk || (op.dkv && !op.dqkv.amax), "attention_backward: a chunk without dkv, or with an amax");
     require(reinterpret_cast<uintptr_t>(op.scratch) % 64 == 0, "attention_backward: scratch %p is not 64-byte aligned",
             op.scratch);
 }

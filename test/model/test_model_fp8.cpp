@@ -1,6 +1,8 @@
 // Training with operands of 8 bits: see model/fp8.h.
+#include <algorithm>
 #include <cmath>
 
+#include "kernels/trace.h"
 #include "model/fp8.h"
 #include "model/plan.h"
 #include "model/state.h"
@@ -18,12 +20,13 @@ GptOptions fp8_options() {
 }
 
 std::vector<GptOptions> fp8_variants() {
-    std::vector<GptOptions> all(5, fp8_options());
+    std::vector<GptOptions> all(6, fp8_options());
     all[1].dropout = 0.2, all[1].seed = 77;
     all[2].shape.gated_mlp = true, all[2].shape.activation = ActivationFunction::silu;
     all[2].shape.norm = NormKind::rmsnorm, all[2].shape.given_kv_heads = 1;
     all[3].shape.activation = ActivationFunction::relu2;
     all[4].fp8_gradients = Dtype::e4m3;
+    all[5].shape.position = PositionKind::rope, all[5].shape.qk_norm = QkNorm::weight;
     return all;
 }
 
@@ -45,7 +48,7 @@ StepResult one_step(const std::function<void(Gpt&)>& change) {
 std::vector<View*> operands_of(GptState& s) {
     std::vector<View*> all;
     for (GptActivations& acts : s.acts) {
-        for (Activation* a : {&acts.dresidual, &acts.dwide}) all.push_back(&a->view);
+        for (Activation* a : {&acts.dresidual, &acts.dbranch, &acts.dwide}) all.push_back(&a->view);
         for (BlockActivations& b : acts.block)
             for (Activation* a : {&b.norm1.out, &b.attn.out, &b.norm2.out, &b.mlp.act}) all.push_back(&a->view);
     }
@@ -80,6 +83,19 @@ TEST_CASE("fp8: ops give the magnitudes of the operands", "[model][fp8]") {
         }
 }
 
+// Of the gradients, only the one before an activation comes from an op without magnitude: a GEMM of cuBLASLt.
+TEST_CASE("fp8: conversions look only for the magnitudes of weights and of gradients before activations",
+          "[model][fp8]") {
+    for (const GptOptions& options : fp8_variants()) {
+        CAPTURE(options.shape.gated_mlp, options.shape.changes_heads());
+        Trace trace;
+        train_nano(options, 1, 1, 1, [&](Gpt& gpt) { gpt.trace(&trace, 1); });
+        const std::vector<Span> spans = trace.take();
+        const auto searches = std::ranges::count_if(spans, [](const Span& s) { return s.name == "abs_max"; });
+        CHECK(searches == options.shape.n_layer * (2 * 4 + !options.shape.gated_mlp));
+    }
+}
+
 TEST_CASE("fp8: the bits do not depend on the recompute level", "[model][fp8]") {
     for (GptOptions options : fp8_variants()) {
         const NanoRun expected = train_fp8(options, false);
@@ -93,13 +109,13 @@ TEST_CASE("fp8: the bits do not depend on the recompute level", "[model][fp8]") 
 
 TEST_CASE("fp8: losses and gradients are near the ones of bf16, and the types of gradients differ", "[model][fp8]") {
     for (GptOptions options : fp8_variants()) {
-        const NanoRun fp8 = train_nano(options, 8);
+        const NanoRun fp8 = train_nano(options, 6);
         options.fp8 = false;
-        const NanoRun bf16 = train_nano(options, 8);
+        const NanoRun bf16 = train_nano(options, 6);
         CHECK(fp8.losses != bf16.losses);
         for (size_t i = 0; i < fp8.losses.size(); i++) {
             CHECK(std::abs(fp8.losses[i] / bf16.losses[i] - 1) < 0.01);
-            CHECK(std::abs(fp8.norms[i] / bf16.norms[i] - 1) < 0.03);
+            CHECK(std::abs(fp8.norms[i] / bf16.norms[i] - 1) < 0.02);
         }
     }
     GptOptions e4m3 = fp8_options();

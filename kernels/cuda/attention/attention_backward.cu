@@ -17,6 +17,7 @@
 #include <bit>
 
 #include "kernels/base/dropout.h"
+#include "kernels/cuda/amax.cuh"
 #include "kernels/cuda/arch_kernels.h"
 #include "kernels/cuda/attention/attention_general_backward.cuh"
 #include "kernels/cuda/attention/attention_layout.cuh"
@@ -229,7 +230,7 @@ __global__ void __launch_bounds__(Shape<kHeadSize, kKind>::kThreads, Shape<kHead
         ptx::cp_async_wait<0>();  // for the first tile, if the queries see none
         if (!op.chunk.is_last) return store_sums<kHeadSize>(op.dquery, dquery, out_of_row);
     }
-    store_queries<T, kHeadSize>(op.dqkv.template as<T>(), rows, at.seq_len, at.qkv_step(), query_at, s.outgoing(),
+    store_queries<T, kHeadSize>(op.dqkv, rows, at.seq_len, at.qkv_step(), query_at, s.outgoing(),
                                 warp_row, dquery, [&](int, int) { return op.scale; });
 }
 
@@ -281,8 +282,8 @@ __device__ __forceinline__ void store_gradient(Shared<T, kHeadSize, S>& s, const
         const auto place = [&](int r) { return r < count ? int64_t(r * at.kv_step()) : -1; };
         store_sums<kHeadSize>(op.dkv + in_chunk, sums, place, factor(0, 0), op.accumulate_dkv);
     } else {
-        store_rows<T, kHeadSize>(op.dqkv.template as<T>() + in_qkv, at.qkv_step(), count, s.outgoing(), warp_row, sums,
-                                 factor);
+        store_rows<T, kHeadSize>(op.dqkv.template as<T>() + in_qkv, op.dqkv.amax, at.qkv_step(), count, s.outgoing(),
+                                 warp_row, sums, factor);
     }
 }
 
@@ -409,6 +410,7 @@ __global__ void __launch_bounds__(Shape<kHeadSize, kKind>::kThreads, Shape<kHead
 template <class T, int kHeadSize, AttentionKind kKind>
 void launch_backward(const AttentionBackward& op, Stream stream) {
     using S = Shape<kHeadSize, kKind>;
+    clear_amax("attention_backward", op.dqkv, true, stream);
     Arguments<kKind> arguments;
     if constexpr (has_all_features(kKind))
         arguments = op;

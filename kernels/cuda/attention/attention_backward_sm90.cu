@@ -34,6 +34,7 @@
 // These times are computed; none of this kernel has been measured.
 // Numerics: as in attention_backward.cu: P and dS (before scale) are rounded to T before multiplication, and all sums
 // are float.
+#include "kernels/cuda/amax.cuh"
 #include "kernels/cuda/attention/attention_backward_sm90.cuh"
 #include "kernels/cuda/attention/attention_backward_sm90_block.cuh"
 #include "kernels/cuda/attention/attention_masks.cuh"
@@ -254,6 +255,7 @@ private:
         if (s.dvalue() != s.value) release(s.value_ring, place_of<1>(block.round));
         store_gradients(block.first_key, dkey, dvalue);
         if (s.dvalue() == s.value) release(s.value_ring, place_of<1>(block.round));
+        if (op.dqkv_amax) add_magnitudes(block.first_key, dkey, dvalue);
     }
 
     __device__ __forceinline__ void start_scores(float (&scores)[kRows / 2], const char* key) {
@@ -304,6 +306,21 @@ private:
         __syncwarp();
     }
 
+    __device__ __forceinline__ void add_magnitudes(int first_key, const float (&dkey)[kHeadSize / 2],
+                                                   const float (&dvalue)[kHeadSize / 2]) {
+        const auto tiles = [](const float(&sums)[kHeadSize / 2]) -> auto& {
+            return reinterpret_cast<const float(&)[kHeadSize / 8][4]>(sums);
+        };
+        uint32_t largest = 0;
+#pragma unroll
+        for (int half = 0; half < 2; half++)
+            if (first_key + first_row() + 8 * half + int(threadIdx.x % 32 / 4) < part.work.seq_len) {
+                largest = largest_stored<T>(largest, tiles(dkey), half, op.scale);
+                largest = largest_stored<T>(largest, tiles(dvalue), half, 1);
+            }
+        add_to_amax(op.dqkv_amax, largest);
+    }
+
     BackwardShared<kHeadSize>& s;
     const BackwardArguments& op;
     const BackwardPart part;
@@ -348,6 +365,7 @@ bool takes(const AttentionBackward& op) {
 template <class T, int kHeadSize> void launch_backward(const BackwardPass& pass, Stream stream) {
     const AttentionBackward& op = pass.op;
     const AttentionLayout at(op);
+    clear_amax("attention_backward", op.dqkv, true, stream);
     prepare_backward_sm90<T, kHeadSize>(pass, stream);
     const uint64_t sums_rows = pass.work.sums(pass.work.n_parts, 0, 0) * 16;
     const BackwardArguments arguments{
@@ -363,7 +381,8 @@ template <class T, int kHeadSize> void launch_backward(const BackwardPass& pass,
         .n_head = op.n_head,
         .run_step = QueryBox<kHeadSize>::kRuns % pass.work.group,
         .position_step = QueryBox<kHeadSize>::kRuns / pass.work.group * kRunRows,
-        .scale = op.scale};
+        .scale = op.scale,
+        .dqkv_amax = op.dqkv.amax};
     const dim3 blocks(unsigned(pass.work.n_parts), unsigned(op.n_kv_head), unsigned(op.batch));
     launch(attention_backward_sm90_kernel<T, kHeadSize>,
            {"attention_backward_sm90", blocks, kThreads, sizeof(BackwardShared<kHeadSize>)}, stream, arguments);

@@ -26,6 +26,7 @@ struct BackwardArguments {
     int n_head;
     int run_step, position_step;  // from one tile to the next: kRuns % group, kRuns / group * kRunRows
     float scale;
+    float* dqkv_amax;
 };
 
 template <int kHeadSize> struct BackwardTiles {

@@ -101,8 +101,8 @@ template <class T, int kHeadSize> __device__ __forceinline__ void finish(const B
         const int position = rows.position(row + r);
         return position < at.seq_len ? int64_t(at.query(b, rows.head(row + r), position)) : -1;
     };
-    scatter_rows<T, kBoxColumns>(op.dqkv.template as<T>() + column, &s.rows[0][0], warp * kWarpRows, sums, place,
-                                 [&](int, int) { return op.scale; });
+    scatter_rows<T, kBoxColumns>(op.dqkv.template as<T>() + column, op.dqkv.amax, &s.rows[0][0], warp * kWarpRows, sums,
+                                 place, [&](int, int) { return op.scale; });
 }
 
 template <class T, int kHeadSize>

@@ -148,17 +148,7 @@ __global__ void __launch_bounds__(Shape<kHeadSize, kKind>::kThreads, Shape<kHead
     if (is_sum) return store_sums<kHeadSize>(op.running.out, out, out_of_row);
     const float factor = drops ? op.dropout.factor : 1.0f;
     const auto factor_of_row = [&](int m, int half) { return factor / softmax.sum[m][half]; };
-    if (op.out.amax) {
-        uint32_t largest = 0;
-#pragma unroll
-        for (int m = 0; m < kM; m++)
-#pragma unroll
-            for (int half = 0; half < 2; half++)
-                if (rows.position(warp_row + 16 * m + 8 * half + lane / 4) < at.seq_len)
-                    largest = largest_stored<T>(largest, out[m], half, factor_of_row(m, half));
-        add_to_amax(op.out.amax, largest);
-    }
-    store_queries<T, kHeadSize>(op.out.as<T>(), rows, at.seq_len, at.out_step(), out_at, s.query[0], warp_row, out,
+    store_queries<T, kHeadSize>(op.out, rows, at.seq_len, at.out_step(), out_at, s.query[0], warp_row, out,
                                 factor_of_row);
 }
 

@@ -11,6 +11,7 @@
 #include "kernels/device.h"
 #include "kernels/numeric.h"
 #include "kernels/ops.h"
+#include "kernels/shared/amax.h"
 #include "kernels/shared/attention_layout.h"
 
 namespace ops {
@@ -168,6 +169,7 @@ template <class T> void attention_backward_general(const AttentionBackward& op, 
         start(attention_backward_query_general_kernel<T, kMaxHeadSize>, "attention_backward_query", query_rows);
         start(attention_backward_key_general_kernel<T, kMaxHeadSize>, "attention_backward_key", op.seq_len);
     });
+    set_amax(op.dqkv, size_t(op.batch) * op.seq_len * AttentionLayout(op).qkv_step(), stream);
 }
 
 }  // namespace ops

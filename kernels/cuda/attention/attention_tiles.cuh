@@ -10,11 +10,13 @@
 #pragma once
 
 #include "kernels/base/dropout.h"
+#include "kernels/cuda/amax.cuh"
 #include "kernels/cuda/attention/attention_layout.cuh"  // IWYU pragma: export
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/ptx.cuh"  // IWYU pragma: export
 #include "kernels/numeric.h"
 #include "kernels/shared/attention_layout.h"  // IWYU pragma: export
+#include "kernels/tensor.h"
 
 namespace ops {
 
@@ -268,25 +270,28 @@ __device__ __forceinline__ void for_each_decision_of_transposed(const DropoutMas
 
 // out[place(r)] = acc[r] * factor for the warp's rows r with place(r) >= 0, 16 bytes per lane. factor(m, half) is the
 // factor of row 16 m + 8 half + g. To rearrange the rows, the warp uses its own rows, starting at `row`, of a tile that
-// no other warp reads anymore.
+// no other warp reads anymore. Adds the rows to `amax` if it is not null.
 template <class T, int kHeadSize, int kM, class Place, class Factor>
-__device__ __forceinline__ void scatter_rows(T* out, T* tile, int row, const float (&acc)[kM][kHeadSize / 8][4],
-                                             Place place, Factor factor) {
+__device__ __forceinline__ void scatter_rows(T* out, float* amax, T* tile, int row,
+                                             const float (&acc)[kM][kHeadSize / 8][4], Place place, Factor factor) {
     constexpr int kPacks = kHeadSize / kPackNumbers;
     const int lane = threadIdx.x % 32;
     char* bytes = reinterpret_cast<char*>(tile);
+    uint32_t largest = 0;
     __syncwarp();  // wait until other lanes have read these rows
 #pragma unroll
     for (int m = 0; m < kM; m++)
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             const float f = factor(m, half);
-            const int r = row + 16 * m + 8 * half + lane / 4;
+            const int r = 16 * m + 8 * half + lane / 4;
+            if (amax && place(r) >= 0) largest = largest_stored<T>(largest, acc[m], half, f);
 #pragma unroll
             for (int n = 0; n < kPacks; n++)
-                *reinterpret_cast<uint32_t*>(bytes + tile_offset<kHeadSize>(r, n) + lane % 4 * 4) =
+                *reinterpret_cast<uint32_t*>(bytes + tile_offset<kHeadSize>(row + r, n) + lane % 4 * 4) =
                     ptx::pack<T>(acc[m][n][2 * half] * f, acc[m][n][2 * half + 1] * f);
         }
+    if (amax) add_to_amax(amax, largest);
     __syncwarp();
 #pragma unroll
     for (int pass = 0; pass < 16 * kM * kPacks / 32; pass++) {
@@ -336,16 +341,16 @@ __device__ __forceinline__ void store_sums(float* out, const float (&acc)[kM][kH
 
 // The same for `count` rows with stride `step`.
 template <class T, int kHeadSize, int kM, class Factor>
-__device__ __forceinline__ void store_rows(T* out, size_t step, int count, T* tile, int row,
+__device__ __forceinline__ void store_rows(T* out, float* amax, size_t step, int count, T* tile, int row,
                                            const float (&acc)[kM][kHeadSize / 8][4], Factor factor) {
     const auto place = [&](int r) { return r < count ? int64_t(r * step) : -1; };
-    scatter_rows<T, kHeadSize>(out, tile, row, acc, place, factor);
+    scatter_rows<T, kHeadSize>(out, amax, tile, row, acc, place, factor);
 }
 
 // The same for rows of a block of queries; place(head, position) is a query's index, `step` the distance of two
 // positions.
 template <class T, int kHeadSize, int kM, int kRun, bool kGrouped, class Place, class Factor>
-__device__ __forceinline__ void store_queries(T* out, const QueryRows<kRun, kGrouped>& rows, int seq_len, size_t step,
+__device__ __forceinline__ void store_queries(View out, const QueryRows<kRun, kGrouped>& rows, int seq_len, size_t step,
                                               Place place, T* tile, int row, const float (&acc)[kM][kHeadSize / 8][4],
                                               Factor factor) {
     const auto place_of_row = [&](int r) {
@@ -354,9 +359,10 @@ __device__ __forceinline__ void store_queries(T* out, const QueryRows<kRun, kGro
     };
     const int begin = rows.begin + row;
     if constexpr (kGrouped)
-        scatter_rows<T, kHeadSize>(out, tile, row, acc, place_of_row, factor);
+        scatter_rows<T, kHeadSize>(out.as<T>(), out.amax, tile, row, acc, place_of_row, factor);
     else
-        store_rows<T, kHeadSize>(out + place(rows.first_head, begin), step, seq_len - begin, tile, row, acc, factor);
+        store_rows<T, kHeadSize>(out.as<T>() + place(rows.first_head, begin), out.amax, step, seq_len - begin, tile,
+                                 row, acc, factor);
 }
 
 }  // namespace ops
