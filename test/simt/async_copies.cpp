@@ -1,5 +1,4 @@
 // cp.async.
-#include <deque>
 #include <vector>
 
 #include "test/simt/ptx_twins.h"
@@ -16,7 +15,7 @@ struct Copy {
 
 struct Copies {
     std::vector<Copy> open;
-    std::deque<std::vector<Copy>> groups;
+    std::vector<std::vector<Copy>> groups;  // the oldest first
 };
 
 std::vector<Copies>& copies_of_threads() {
@@ -85,7 +84,7 @@ void cp_async_wait_for(int keep) {
             simt::Quiet quiet;
             if (int(mine().groups.size()) <= keep) return;
             group = std::move(mine().groups.front());
-            mine().groups.pop_front();
+            mine().groups.erase(mine().groups.begin());
         }
         for (const Copy& copy : group) land(copy);
     }

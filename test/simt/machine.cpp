@@ -7,6 +7,7 @@
 #include <map>
 #include <numeric>
 #include <set>
+#include <utility>
 
 #include "test/simt/context.h"
 #include "test/simt/memory_fault.h"
@@ -19,11 +20,11 @@ namespace {
 struct Abandoned {};
 
 // Under the race detector, successive blocks run on different strands, since the same strand would order them. Its time
-// is proportional to the number of strands, at each barrier of each thread: large blocks alternate between two sets,
-// small ones between three.
-// two sets, small ones on three.
-constexpr int kStrandSets = 3;
-constexpr uint32_t kSmallBlock = 256;
+// is proportional to the number of its fibers, at each barrier of each fiber. Small blocks alternate between three sets
+// of strands. Of the large blocks of a grid, one in eight has a fiber for each thread. The others alternate between two
+// sets in which the lanes of a warp share a fiber: there it finds races between warps and between blocks.
+constexpr int kSmallSets = 3, kWarpSets = 2, kStrandSets = kSmallSets + kWarpSets;
+constexpr uint32_t kSmallBlock = 256, kPeriod = 8;
 
 struct Scheduler {
     void* sp = nullptr;
@@ -56,6 +57,9 @@ void set_indices(const Fiber& fiber) {
 // Switches from the running context (null: the scheduler) to another one (null: the scheduler).
 void switch_to(Fiber* from, Fiber* to) {
     Scheduler& s = scheduler();
+    const int quiet = std::exchange(Quiet::depth, 0);
+    const bool shares = tsan() && from && s.set >= kSmallSets;  // then another lane must not be quiet meanwhile
+    for (int i = 0; shares && i < quiet; i++) __tsan_ignore_thread_end();
     machine().me = to;
     if (to) {
         set_indices(*to);
@@ -73,6 +77,8 @@ void switch_to(Fiber* from, Fiber* to) {
         __sanitizer_finish_switch_fiber(from ? from->strand->fake_stack : s.fake_stack,
                                         from_host ? &s.stack_bottom : nullptr, from_host ? &s.stack_bytes : nullptr);
     }
+    for (int i = 0; shares && i < quiet; i++) __tsan_ignore_thread_begin();
+    Quiet::depth = quiet;
 }
 
 // The next thread that can run, or null.
@@ -176,10 +182,17 @@ void end_of_thread(Fiber& fiber) {
     }
 }
 
-void retire(Strand& strand) {
+// The strand of lane 0 if the lanes of the warp share its fibers of the race detector, else null.
+Strand* owner_of_orders(const Fiber& fiber) {
+    Scheduler& s = scheduler();
+    const bool shares = s.set >= kSmallSets && fiber.lane() > 0;
+    return shares ? &s.strands[s.set][size_t(fiber.id - fiber.lane())] : nullptr;
+}
+
+void retire(Strand& strand, bool owns_orders) {
     free_stack(strand.stack);
     for (void* order : strand.tsan)
-        if (order) __tsan_destroy_fiber(order);
+        if (order && owns_orders) __tsan_destroy_fiber(order);
     strand = {};
 }
 
@@ -190,17 +203,22 @@ void prepare_strand(Fiber& fiber) {
     if (strands.size() <= size_t(fiber.id)) strands.resize(size_t(fiber.id) + 1);
     Strand& strand = strands[size_t(fiber.id)];
     fiber.strand = &strand;
-    if (strand.broken) retire(strand);
+    const Strand* owner = owner_of_orders(fiber);
+    if (strand.broken) retire(strand, !owner);
     if (!strand.stack) {
         strand.stack = allocate_stack();
         strand.sp = first_frame(strand.stack, thread_main);
-        if (tsan()) strand.tsan[0] = __tsan_create_fiber(0);
+        if (tsan() && !owner) strand.tsan[0] = __tsan_create_fiber(0);
     }
+    if (owner) strand.tsan[0] = owner->tsan[0];
 }
 
 void give_async_order(Fiber& fiber, char* start) {
     Strand& strand = *fiber.strand;
-    if (!strand.tsan[1]) strand.tsan[1] = __tsan_create_fiber(0);
+    if (const Strand* owner = owner_of_orders(fiber))
+        strand.tsan[1] = owner->tsan[1];
+    else if (!strand.tsan[1])
+        strand.tsan[1] = __tsan_create_fiber(0);
     fiber.has_async_order = true;
     on_order(strand.tsan[1], [start] { __tsan_acquire(start); });
 }
@@ -240,9 +258,7 @@ void prepare_cluster(const Grid& grid, uint32_t first_block) {
         fiber.local = t;
         fiber.block = &m.blocks[id / padded];
         fiber.done = t >= threads;
-        fiber.waits = nullptr;
-        fiber.key = nullptr;
-        fiber.ready = nullptr;
+        fiber.waits = nullptr, fiber.key = nullptr, fiber.ready = nullptr;
         fiber.fenced = false;
         fiber.last_atomic = nullptr;
         if (fiber.done) continue;
@@ -375,13 +391,18 @@ void run_grid(const Grid& grid) {
     m.cluster = 0;
     release_order(&s.started);
     const uint32_t resident = grid.threads.x * grid.threads.y * grid.threads.z * uint32_t(grid.cluster);
-    const int sets = resident <= kSmallBlock ? kStrandSets : 2;
+    const bool is_small = resident <= kSmallBlock;
+    const uint32_t period = is_small ? kSmallSets : kPeriod;
+    uint32_t number = is_small ? uint32_t(s.set) : kPeriod - 1;  // the first large block has a fiber for each thread
     std::vector<uint32_t> order(grid.blocks.x * grid.blocks.y * grid.blocks.z / uint32_t(grid.cluster));
     std::iota(order.rbegin(), order.rend(), 0u);  // the last block first: code must not rely on the first
     if (options().seed)
         for (size_t i = order.size(); i > 1; i--) std::swap(order[i - 1], order[random_below(uint32_t(i))]);
     for (uint32_t cluster : order) {
-        if (tsan()) s.set = options().seed ? int(random_below(uint32_t(sets))) : (s.set + 1) % sets;
+        if (tsan()) {
+            number = options().seed ? random_below(period) : (number + 1) % period;
+            s.set = int(is_small || number == 0 ? number : kSmallSets + number % kWarpSets);
+        }
         s.used_sets[s.set] = true;
         prepare_cluster(grid, cluster * uint32_t(grid.cluster));
         for (const Hooks& hook : hooks())
@@ -393,9 +414,7 @@ void run_grid(const Grid& grid) {
         if (m.abandoning) break;
     }
     join_strands();
-    m.grid = nullptr;
-    m.fiber_count = 0;
-    m.abandoning = false;
+    m.grid = nullptr, m.fiber_count = 0, m.abandoning = false;
 }
 
 void wait_for_key(const void* key, const char* what) {

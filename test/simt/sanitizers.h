@@ -31,11 +31,13 @@ inline bool asan() { return __asan_poison_memory_region != nullptr; }
 // Excludes the simulator's own reads and writes from checking.
 class Quiet {
 public:
+    static inline int depth = 0;  // how many the running thread has, under the race detector
+
     Quiet() {
-        if (tsan()) __tsan_ignore_thread_begin();
+        if (tsan()) __tsan_ignore_thread_begin(), depth++;
     }
     ~Quiet() {
-        if (tsan()) __tsan_ignore_thread_end();
+        if (tsan()) depth--, __tsan_ignore_thread_end();
     }
     Quiet(const Quiet&) = delete;
     Quiet& operator=(const Quiet&) = delete;

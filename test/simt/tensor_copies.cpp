@@ -1,6 +1,5 @@
 // TMA: tensor and bulk copies between global and shared memory.
 #include <algorithm>
-#include <deque>
 #include <vector>
 
 #include "test/simt/hopper_twins.h"
@@ -33,7 +32,7 @@ struct Store {
 
 struct Stores {
     std::vector<Store> open;
-    std::deque<std::vector<Store>> groups;
+    std::vector<std::vector<Store>> groups;  // the oldest first
 };
 
 struct InFlight {
@@ -153,7 +152,7 @@ void finish(Store& store) {
 }
 
 // Finishes the oldest `count` groups. Their order is undefined: the newest first, or random with a seed.
-void finish_oldest(std::deque<std::vector<Store>>& groups, int count) {
+void finish_oldest(std::vector<std::vector<Store>>& groups, int count) {
     for (; count > 0; count--) {
         const int chosen = simt::options().seed ? int(simt::random_below(uint32_t(count))) : count - 1;
         auto group = groups.begin() + chosen;

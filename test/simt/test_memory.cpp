@@ -35,8 +35,10 @@ std::string access_faults(int write_at, int read_at, bool freed = false) {
 }
 
 struct Shared {
-    float values[256];
+    float values[512];
 };
+
+// A race is reported once per place in the code. kThreads, the block's size, gives each size code of its own.
 
 // The running thread's index in the grid.
 unsigned place() { return blockIdx.x * blockDim.x + threadIdx.x; }
@@ -49,60 +51,68 @@ void misaligned_kernel(Planted op) {
 void shared_overrun_kernel(Planted op) {
     Shared& s = shared_memory<Shared>();
     volatile float* values = s.values;
-    if (threadIdx.x == 0) values[op.fault ? 256 : 255] = 1;
+    if (threadIdx.x == 0) values[op.fault ? 512 : 511] = 1;
 }
 
-void missing_barrier_kernel(Planted op) {
+template <int kThreads> void missing_barrier_kernel(Planted op) {
     Shared& s = shared_memory<Shared>();
-    s.values[threadIdx.x] = 1;
+    s.values[threadIdx.x] = kThreads;
     if (!op.fault) __syncthreads();
     op.out[place()] = s.values[(threadIdx.x + 32) % blockDim.x];
 }
 
-void missing_syncwarp_kernel(Planted op) {
+// The last block runs first.
+void missing_barrier_in_second_block_kernel(Planted op) {
     Shared& s = shared_memory<Shared>();
     s.values[threadIdx.x] = 1;
+    if (!op.fault || blockIdx.x + 2 != gridDim.x) __syncthreads();
+    op.out[place()] = s.values[(threadIdx.x + 32) % blockDim.x];
+}
+
+template <int kThreads> void missing_syncwarp_kernel(Planted op) {
+    Shared& s = shared_memory<Shared>();
+    s.values[threadIdx.x] = kThreads;
     if (!op.fault) __syncwarp();
     op.out[place()] = s.values[threadIdx.x ^ 1];
 }
 
 // A shuffle lets lanes meet but does not order memory.
-void shuffle_is_no_fence_kernel(Planted op) {
+template <int kThreads> void shuffle_is_no_fence_kernel(Planted op) {
     Shared& s = shared_memory<Shared>();
-    s.values[threadIdx.x] = 1;
+    s.values[threadIdx.x] = kThreads;
     __shfl_sync(~0u, 0, 0);
     if (!op.fault) __syncwarp();
     op.out[place()] = s.values[threadIdx.x ^ 1];
 }
 
-void second_barrier_missing_kernel(Planted op) {
+template <int kThreads> void second_barrier_missing_kernel(Planted op) {
     Shared& s = shared_memory<Shared>();
     for (int round = 0; round < 2; round++) {
         if (threadIdx.x == 0) s.values[0] = float(round);
         __syncthreads();
-        op.out[place()] = s.values[0];
+        op.out[place()] = s.values[0] + kThreads;
         if (!op.fault) __syncthreads();
     }
 }
 
-void blocks_write_one_place_kernel(Planted op) {
-    if (threadIdx.x == 0) op.out[op.fault ? 0 : blockIdx.x] = 1;
+template <int kThreads> void blocks_write_one_place_kernel(Planted op) {
+    if (threadIdx.x == 0) op.out[op.fault ? 0 : blockIdx.x] = kThreads;
 }
 
-void block_reads_its_neighbour_kernel(Planted op) {
+template <int kThreads> void block_reads_its_neighbour_kernel(Planted op) {
     const unsigned other = op.fault ? (blockIdx.x + 1) % gridDim.x : blockIdx.x;
     if (threadIdx.x == 0) {
-        op.out[blockIdx.x] = 1;
+        op.out[blockIdx.x] = kThreads;
         op.out[100 + blockIdx.x] = op.out[other];
     }
 }
 
 // The last block to finish sums the values of all blocks: correct only with fences around the counter.
-void last_block_kernel(Planted op) {
+template <int kThreads> void last_block_kernel(Planted op) {
     Shared& s = shared_memory<Shared>();
     unsigned* count = reinterpret_cast<unsigned*>(op.out + 200);
     if (threadIdx.x == 0) {
-        op.out[blockIdx.x] = 1;
+        op.out[blockIdx.x] = kThreads;
         if (!op.fault) __threadfence();
         s.values[0] = float(atomicAdd(count, 1u));
         if (!op.fault) __threadfence();
@@ -231,20 +241,35 @@ TEST_CASE("a misaligned vector", "[simt]") {
 TEST_CASE("a write past the block's shared memory", "[simt]") {
     check_planted(
         shared_overrun_kernel, {.name = "overrun", .blocks = dim3(2), .threads = 32, .shared_bytes = sizeof(Shared)},
-        simt::asan() ? "AddressSanitizer" : "wrote to offset 1024 of its shared memory, which has 1024 bytes");
+        simt::asan() ? "AddressSanitizer" : "wrote to offset 2048 of its shared memory, which has 2048 bytes");
 }
 
 TEST_CASE("races on shared memory", "[simt]") {
     const Launch config{.name = "race", .blocks = dim3(2), .threads = 64, .shared_bytes = sizeof(Shared)};
-    check_race(missing_barrier_kernel, config);
-    check_race(missing_syncwarp_kernel, config);
-    check_race(shuffle_is_no_fence_kernel, config);
-    check_race(second_barrier_missing_kernel, config);
+    check_race(missing_barrier_kernel<64>, config);
+    check_race(missing_syncwarp_kernel<64>, config);
+    check_race(shuffle_is_no_fence_kernel<64>, config);
+    check_race(second_barrier_missing_kernel<64>, config);
+}
+
+// Of a grid of large blocks, only the first one and some later ones have an order for each thread, the others for each
+// warp.
+TEST_CASE("races of large blocks", "[simt]") {
+    Launch config{.name = "race", .blocks = dim3(1), .threads = 512, .shared_bytes = sizeof(Shared)};
+    check_race(missing_barrier_kernel<512>, config);
+    check_race(missing_syncwarp_kernel<512>, config);
+    check_race(shuffle_is_no_fence_kernel<512>, config);
+    check_race(second_barrier_missing_kernel<512>, config);
+    config.blocks = dim3(7);
+    check_race(missing_barrier_in_second_block_kernel, config);
+    check_race(blocks_write_one_place_kernel<512>, config);
+    check_race(block_reads_its_neighbour_kernel<512>, config);
+    check_race(last_block_kernel<512>, config);
 }
 
 TEST_CASE("races between blocks on global memory", "[simt]") {
     const Launch config{.name = "race", .blocks = dim3(4), .threads = 64, .shared_bytes = sizeof(Shared)};
-    check_race(blocks_write_one_place_kernel, config);
-    check_race(block_reads_its_neighbour_kernel, config);
-    check_race(last_block_kernel, config);
+    check_race(blocks_write_one_place_kernel<64>, config);
+    check_race(block_reads_its_neighbour_kernel<64>, config);
+    check_race(last_block_kernel<64>, config);
 }

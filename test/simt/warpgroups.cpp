@@ -1,7 +1,6 @@
 // wgmma: products that four warps issue together, and the barrier of a cluster.
 #include <algorithm>
 #include <cstring>
-#include <deque>
 #include <map>
 #include <vector>
 
@@ -22,7 +21,7 @@ struct Accumulator {
 
 struct Lane {
     std::vector<Wgmma> open;
-    std::deque<std::vector<Wgmma>> groups;
+    std::vector<std::vector<Wgmma>> groups;  // the oldest first
     std::map<float*, Accumulator> accumulators;
     bool is_fenced = false;
     unsigned cluster_generation = 0;
@@ -168,7 +167,7 @@ void finish_groups(Lane* lanes, int keep) {
                 lanes[l].accumulators.erase(found);
             }
         }
-        for (int l = 0; l < kGroupLanes; l++) lanes[l].groups.pop_front();
+        for (int l = 0; l < kGroupLanes; l++) lanes[l].groups.erase(lanes[l].groups.begin());
     }
 }
 
