@@ -156,16 +156,17 @@ std::vector<int> micro_steps_in_flight(const GptOptions& options) {
     return counts;
 }
 
-// The places of one row of the table, in the order of its memory.
+// The places of one row of the table, in the order of its memory. A single slot stands for all of them.
 static std::vector<Activation*> places_of(const ActivationRow& row, const std::vector<LayerRange>& ranges,
                                           const std::vector<int>& in_flight, std::vector<GptActivations>& slots) {
     std::vector<Activation*> places;
-    if (!row.per_layer())
-        for (GptActivations& acts : slots) places.push_back(&std::get<0>(row.place)(acts));
+    const auto of = [&](int slot) -> GptActivations& { return slots[size_t(slot) % slots.size()]; };
+    for (int slot = 0; !row.per_layer() && slot < std::ranges::max(in_flight); slot++)
+        places.push_back(&std::get<0>(row.place)(of(slot)));
     for (size_t chunk = 0; row.per_layer() && chunk < ranges.size(); chunk++)
         for (int slot = 0; slot < in_flight[chunk]; slot++)
             for (int layer = ranges[chunk].first; layer < ranges[chunk].end(); layer++)
-                places.push_back(&std::get<1>(row.place)(slots[size_t(slot)].block[size_t(layer)]));
+                places.push_back(&std::get<1>(row.place)(of(slot).block[size_t(layer)]));
     return places;
 }
 
@@ -199,7 +200,8 @@ std::vector<GptActivations> place_activations(const GptOptions& options, Arena& 
     const std::vector<LayerRange> ranges = own_layers(options);
     const std::vector<int> in_flight = micro_steps_in_flight(options);
     const std::vector<int> deferred(in_flight.size(), micro_steps_deferred(options));
-    std::vector<GptActivations> slots(size_t(std::ranges::max(in_flight)), empty);
+    const size_t n_slots = arena.has_memory() ? size_t(std::ranges::max(in_flight)) : 1;  // a plan only counts
+    std::vector<GptActivations> slots(n_slots, empty);
 
     const bool has_amax = keeps_amax(options);
     const char* name = "";

@@ -32,6 +32,7 @@ public:
         return {take<std::byte>(category, std::move(name), count * size_of(dtype), is_on_host), dtype};
     }
     const std::vector<MemoryRegion>& regions() const { return regions_; }
+    bool has_memory() const { return device_.begin || host_.begin; }
 
 private:
     static constexpr size_t kAlignment = 256;
