@@ -38,7 +38,7 @@ struct Shared {
     float values[512];
 };
 
-// A race is reported once per place in the code. kThreads, the block's size, gives each size code of its own.
+// A race is reported once per place in the code. kThreads, the block's size, makes the code of each size different.
 
 // The running thread's index in the grid.
 unsigned place() { return blockIdx.x * blockDim.x + threadIdx.x; }
