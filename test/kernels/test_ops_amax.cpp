@@ -35,6 +35,14 @@ constexpr AttentionCase kAttentionCases[] = {{1, 47, 2, 2, 64, 0, 0, false},  {2
                                              {1, 27, 1, 1, 64, 0, 0, true},   {1, 43, 2, 1, 64, 12, 20, false},
                                              {1, 25, 1, 1, 256, 0, 0, false}, {1, 18, 2, 2, 24, 0, 0, false}};
 
+// Sets what the forward and the backward op have in common except their arrays. `keys` has one per sample.
+void set_case(auto& op, const AttentionCase& c, const uint64_t* keys) {
+    op.batch = c.batch, op.seq_len = c.seq_len;
+    op.n_head = c.n_head, op.n_kv_head = c.n_kv_head, op.head_size = c.head_size;
+    op.scale = 0.3f, op.window = c.window, op.softcap = c.softcap;
+    if (c.drops) op.dropout = {.keys = keys, .threshold = ops::dropout_threshold(0.3)};
+}
+
 // The value in this channel of this position stands out: all, some or few queries see it. Queries have a sign, so that
 // the last one gives its own value a smaller weight than rows after the last position do, with one of both.
 template <class T> void check_attention(const AttentionCase& c, size_t position, int channel, double sign) {
@@ -51,11 +59,8 @@ template <class T> void check_attention(const AttentionCase& c, size_t position,
     Array<uint64_t> keys("keys", Role::input, std::vector<uint64_t>(size_t(c.batch), 5));
     check_amax<T>("attention_forward", positions * size_t(c.n_head * c.head_size), [&](View out) {
         ops::AttentionForward op{};
+        set_case(op, c, keys.on(device));
         op.out = out, op.lse = lse.on(device), op.qkv = qkv.on(device);
-        op.batch = c.batch, op.seq_len = c.seq_len;
-        op.n_head = c.n_head, op.n_kv_head = c.n_kv_head, op.head_size = c.head_size;
-        op.scale = 0.3f, op.window = c.window, op.softcap = c.softcap;
-        if (c.drops) op.dropout = {.keys = keys.on(device), .threshold = ops::dropout_threshold(0.3)};
         ops::attention_forward(op, Stream());
     });
 }
@@ -82,11 +87,8 @@ template <class T> void check_attention_backward(const AttentionCase& c, Part pa
     Array<float> lse("lse", Role::output, std::vector<float>(positions * size_t(c.n_head), 0.0f));
     Array<uint64_t> keys("keys", Role::input, std::vector<uint64_t>(size_t(c.batch), 5));
     const auto set = [&](auto& op) {
+        set_case(op, c, keys.on(device));
         op.out = out.on(device), op.lse = lse.on(device), op.qkv = qkv.on(device);
-        op.batch = c.batch, op.seq_len = c.seq_len;
-        op.n_head = c.n_head, op.n_kv_head = c.n_kv_head, op.head_size = c.head_size;
-        op.scale = 0.3f, op.window = c.window, op.softcap = c.softcap;
-        if (c.drops) op.dropout = {.keys = keys.on(device), .threshold = ops::dropout_threshold(0.3)};
     };
     ops::AttentionForward forward{};
     set(forward);
