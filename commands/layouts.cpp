@@ -85,10 +85,9 @@ std::optional<PlannedLayout> planned(Config config, const ScalingInputs& layout)
         return std::nullopt;
     }
     PlannedLayout plan{config, grid, 0, 0, predict_step(scaling_inputs(config, stages, layout))};
-    for (const GptOptions& stage : stages) {
-        const auto bytes = double(planned_bytes(stage));
-        if (bytes > plan.memory_bytes) plan.memory_bytes = bytes, plan.largest_stage = stage.pipeline.rank;
-    }
+    const std::vector<size_t> bytes = planned_bytes_of_stages(stages[0]);
+    const auto largest = std::ranges::max_element(bytes);
+    plan.memory_bytes = double(*largest), plan.largest_stage = int(largest - bytes.begin());
     const bool fits = plan.memory_bytes <= usable_bytes(layout.gpu);
     if (fits || layout.pipeline == 1 || !config.parallel.pipeline_layers.empty()) return plan;
     // The layers are the fastest for all stages; others may fit.

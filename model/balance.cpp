@@ -48,18 +48,15 @@ std::pair<double, std::vector<int>> least_cost(size_t parts, int layers, const P
 std::vector<int> balanced_layers(const GptOptions& options, const PipelineWork& work, double most_bytes) {
     const size_t parts = work.parts.size(), ranks = size_t(options.pipeline.size);
     const int layers = options.shape.n_layer, mean = std::max(1, layers / int(parts));
-    std::vector<double> of_mean, of_layer;  // bytes of each rank's parts
-    GptOptions rank = options;
-    for (int& number = rank.pipeline.rank = 0; number < options.pipeline.size; number++) {
-        const auto bytes = [&](int count) {
-            rank.shape.n_layer = int(parts) * count, rank.pipeline.layers.assign(parts, count);
-            return double(planned_bytes(rank)) / options.pipeline.chunks;
-        };
-        of_mean.push_back(bytes(mean));
-        of_layer.push_back(bytes(mean + 1) - of_mean.back());
-    }
+    const auto bytes_of_ranks = [&](int count) {  // if each part has so many layers
+        GptOptions even = options;
+        even.shape.n_layer = int(parts) * count, even.pipeline.layers.assign(parts, count);
+        return planned_bytes_of_stages(even);
+    };
+    const std::vector<size_t> of_mean = bytes_of_ranks(mean), of_more = bytes_of_ranks(mean + 1);
     const auto bytes = [&](size_t part, const LayerRange& range) {
-        return of_mean[part % ranks] + (range.count - mean) * of_layer[part % ranks];
+        const auto at_mean = double(of_mean[part % ranks]), of_layer = double(of_more[part % ranks]) - at_mean;
+        return (at_mean + (range.count - mean) * of_layer) / options.pipeline.chunks;
     };
     const auto fastest = least_cost(parts, layers, [&](size_t part, const LayerRange& range) {
         const bool fits = bytes(part, range) * options.pipeline.chunks <= most_bytes;

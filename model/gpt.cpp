@@ -66,8 +66,20 @@ void copy_chunks(const GptState& s, ops::Chunk* to, std::vector<ops::Chunk> chun
 std::vector<MemoryRegion> plan_memory(const GptOptions& options) {
     check_options(options);
     Arena arena;
-    place_state(options, arena);
+    place_state(options, lay_out_rank(options), arena);
     return arena.regions();
+}
+
+std::vector<std::vector<MemoryRegion>> plan_memory_of_stages(GptOptions options) {
+    check_options(options);
+    std::vector<TensorLayout> layouts = lay_out_stages(options);
+    std::vector<std::vector<MemoryRegion>> stages;
+    for (int& stage = options.pipeline.rank = 0; stage < options.pipeline.size; stage++) {
+        Arena arena;
+        place_state(options, std::move(layouts[size_t(stage)]), arena);
+        stages.push_back(arena.regions());
+    }
+    return stages;
 }
 
 Gpt::Gpt(const GptOptions& options, const GridComm& comm) {
@@ -85,7 +97,7 @@ Gpt::Gpt(const GptOptions& options, const GridComm& comm) {
     DeviceBuffer memory(planned_bytes(options));
     HostBuffer host_memory(planned_host_bytes(options));
     Arena arena(static_cast<std::byte*>(memory.data()), static_cast<std::byte*>(host_memory.data()));
-    state_ = std::make_unique<GptState>(place_state(options, arena));
+    state_ = std::make_unique<GptState>(place_state(options, lay_out_rank(options), arena));
     GptState& s = *state_;
     s.memory = std::move(memory), s.offload.memory = std::move(host_memory);
     open_offload(s);
@@ -347,7 +359,7 @@ static std::vector<NamedTensor> name_all_state(const GptState& s, bool once) {
     alone.pipeline = {}, alone.tensor_parallel = {}, alone.context = {};
     alone.rank = 0, alone.ranks = 1;
     Arena dry;
-    named = name_all_state(place_state(alone, dry), once);
+    named = name_all_state(place_state(alone, lay_out_rank(alone), dry), once);
     for (NamedTensor& tensor : named) {
         tensor.count = 0;
         if (const auto found = own.find(tensor.name); found != own.end()) tensor = std::move(found->second);

@@ -74,6 +74,8 @@ struct StepResult {
 
 // Returns all allocations of Gpt, in memory order, without allocating them.
 std::vector<MemoryRegion> plan_memory(const GptOptions& options);
+// The same for each stage of the rank's pipeline. Takes much less time than to plan the stages one by one.
+std::vector<std::vector<MemoryRegion>> plan_memory_of_stages(GptOptions options);
 
 struct GptState;
 

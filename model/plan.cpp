@@ -14,15 +14,22 @@
 #include "model/state.h"
 #include "model/update.h"
 
-static size_t bytes_in(const GptOptions& options, bool is_on_host) {
+static size_t bytes_of(const std::vector<MemoryRegion>& regions, bool on_host) {
     size_t bytes = 0;
-    for (const MemoryRegion& region : plan_memory(options))
-        if (region.is_on_host == is_on_host) bytes += region.bytes;
+    for (const MemoryRegion& region : regions)
+        if (region.is_on_host == on_host) bytes += region.bytes;
     return bytes;
 }
 
-size_t planned_bytes(const GptOptions& options) { return bytes_in(options, false); }
-size_t planned_host_bytes(const GptOptions& options) { return bytes_in(options, true); }
+size_t planned_bytes(const GptOptions& options) { return bytes_of(plan_memory(options), false); }
+size_t planned_host_bytes(const GptOptions& options) { return bytes_of(plan_memory(options), true); }
+
+std::vector<size_t> planned_bytes_of_stages(const GptOptions& options) {
+    std::vector<size_t> bytes;
+    for (const std::vector<MemoryRegion>& regions : plan_memory_of_stages(options))
+        bytes.push_back(bytes_of(regions, false));
+    return bytes;
+}
 
 // Returns the elements of the state of whole matrices that the rank owns.
 static size_t state_of_matrices(const GptOptions& options, const TensorLayout& layout, const UpdateLayout& update) {

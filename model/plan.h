@@ -10,6 +10,8 @@
 // Returns the size of Gpt's single device allocation, and of its single allocation in host memory.
 size_t planned_bytes(const GptOptions& options);
 size_t planned_host_bytes(const GptOptions& options);
+// Returns planned_bytes() of each stage of the rank's pipeline.
+std::vector<size_t> planned_bytes_of_stages(const GptOptions& options);
 
 // Returns what a step with all its micro-steps copies between device and host memory, if it follows a step, changes the
 // weights and measures nothing. The first: only the update, the second: its passes.

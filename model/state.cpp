@@ -321,11 +321,11 @@ void point_gradients(GptState& s, size_t level) {
     s.weights.head.weight.grad = s.head_levels[level];
 }
 
-GptState place_state(const GptOptions& options, Arena& arena) {
+GptState place_state(const GptOptions& options, TensorLayout layout, Arena& arena) {
     GptState s;
     s.options = options;
     s.step.micro_steps = options.micro_steps, s.step.seq_len = options.seq_len;
-    s.layout = lay_out_rank(options);
+    s.layout = std::move(layout);
     s.layers = own_layers(options);
     s.in_flight = micro_steps_in_flight(options);
     s.deferred = micro_steps_deferred(options);

@@ -184,8 +184,9 @@ inline const LayerWeights& head_weights(const GptState& s) {
     return s.options.shape.tie_embeddings && s.head_levels.empty() ? s.weights.wte : s.weights.head;
 }
 
-// Lays out the state in the arena: without memory to compute its size, with memory to use it.
-GptState place_state(const GptOptions& options, Arena& arena);
+// Lays out the state in the arena: without memory to compute its size, with memory to use it. `layout`:
+// lay_out_rank(options).
+GptState place_state(const GptOptions& options, TensorLayout layout, Arena& arena);
 
 // Returns the part of a tensor with Division::summed whose gradients are summed over GptState::group: the owned one or,
 // with deterministic_reduce, the whole tensor after each micro-step. Empty for other tensors.

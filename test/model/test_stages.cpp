@@ -92,9 +92,11 @@ void divide(const GptOptions& options, int left, std::vector<int>& layers, std::
         Divided& divided = divisions.emplace_back(layers, 0, 0);
         const PipelineWork work = pipeline_work(options);
         const std::vector<LayerRange> ranges = layer_ranges(stage);
+        const std::vector<size_t> bytes = planned_bytes_of_stages(stage);
+        divided.bytes = *std::ranges::max_element(bytes);
         for (int& rank = stage.pipeline.rank = 0; rank < options.pipeline.size; rank++) {
             divided.work = std::max(divided.work, work.of_part(size_t(rank), ranges[size_t(rank)]));
-            divided.bytes = std::max(divided.bytes, planned_bytes(stage));
+            REQUIRE(bytes[size_t(rank)] == planned_bytes(stage));
         }
         return;
     }
