@@ -48,7 +48,7 @@ std::pair<double, std::vector<int>> least_cost(size_t parts, int layers, const P
 std::vector<int> balanced_layers(const GptOptions& options, const PipelineWork& work, double most_bytes) {
     const size_t parts = work.parts.size(), ranks = size_t(options.pipeline.size);
     const int layers = options.shape.n_layer, mean = std::max(1, layers / int(parts));
-    const auto bytes_of_ranks = [&](int count) {  // if each part has so many layers
+    const auto bytes_of_ranks = [&](int count) {  // if each part has `count` layers
         GptOptions even = options;
         even.shape.n_layer = int(parts) * count, even.pipeline.layers.assign(parts, count);
         return planned_bytes_of_stages(even);
