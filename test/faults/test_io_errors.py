@@ -212,15 +212,17 @@ class IoErrors(Campaign):
     def test_training_continues_while_a_save_hangs(self):
         """With --long, the save hangs long enough for a warning."""
         hang_s = 40 if OPTIONS["long"] else 5
-        self.write_config(**{**NANO, "train_max_steps": 2000, "checkpoint_every_steps": 0})
+        # Steps sync a log when 4 MiB are new; with --long the log grows that large. Longer steps have shorter logs.
+        long_steps = {**NANO, "train_total_batch_tokens": 10 * NANO["train_total_batch_tokens"]}
+        self.write_config(**{**long_steps, "train_max_steps": 200, "checkpoint_every_steps": 0})
         self.start("case")
         times = {record["step"]: record["time"] for record in self.records("case", "train", without=())}
-        every_steps = int((hang_s + 2) * 1999 / (times[2000] - times[1]))
-        # Steps sync a log of more than 4 MiB themselves; this log grows that large.
+        every_steps = int((hang_s + 2) * 199 / (times[200] - times[1]))
         for file in ("shard_0000.bin",) if OPTIONS["long"] else ("metrics.jsonl", "shard_0000.bin"):
             with self.subTest(file):
                 self.drop("case")
-                self.write_config(**{**NANO, "train_max_steps": 2 * every_steps, "checkpoint_every_steps": every_steps})
+                self.write_config(**{**long_steps, "train_max_steps": 2 * every_steps,
+                                     "checkpoint_every_steps": every_steps})
                 nth = 2 if file == "metrics.jsonl" else 1  # the first sync is at opening
                 outcome = self.start("case", faults=f"call=fsync,path=*/{file},nth={nth},action=hang:{hang_s}",
                                      seconds=6 * hang_s + 60)
