@@ -119,10 +119,10 @@ class LargeInputs(TrainerTest):
         self.assertLess(seconds, 1.5)
 
     def test_the_plan_of_a_huge_model_takes_little_memory(self):
-        config = self.write_config(model_n_layer=10_000, model_n_head=512, model_n_embd=65_536,
+        config = self.write_config(model_n_layer=2000, model_n_head=512, model_n_embd=65_536,
                                    train_total_batch_tokens=480)
         peak, _ = self.resources_of("plan", config, "--gpus", "8")
-        self.assertLess(peak, 1 << 30)
+        self.assertLess(peak, 200 << 20)
         said = self.run_trainer("plan", config)
         self.assertIn("optimizer state", said)
 
