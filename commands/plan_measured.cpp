@@ -56,7 +56,7 @@ std::string measured_plan(const GptOptions& options, const std::string& run_dir,
     if (windows.empty())
         fail(Exit::data,
              "%s/metrics.jsonl has no times of pipeline stages with [%s] layers, which the configuration has; use the "
-             "run's config.json, and train for more than 20 steps",
+             "run's config.json, and train for more than 20 steps and 10 seconds",
              run_dir, joined(before.layers));
     std::vector<double> stage_ms;
     for (size_t stage = 0; stage < stages; stage++) {

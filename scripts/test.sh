@@ -94,7 +94,7 @@ fi
 # The longest first. Races and bad addresses depend on indices and on the order of warps, not on the 16-bit type: fp16
 # and a large matrix run only in the default order. The strict proxy concerns kernels for one architecture and the
 # simulator's own tests. The thread sanitizer takes the most time and memory, so it has two processes. It does not check
-# alignment, and special exponents, parts of the heads and the mean of random rounding have no races of their own.
+# alignment; special exponents, parts of the heads and the mean of random rounding add no races.
 some='~"*fp16"~"*a large matrix"'
 races="$some"'~"a misaligned vector"~"squared_sums: half a unit of a bin"~"attention of parts of the heads*"'
 races="$races"'~"*in the mean"'
