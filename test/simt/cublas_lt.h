@@ -5,6 +5,7 @@
 
 #include <cublasLt.h>
 
+#include <map>
 #include <vector>
 
 namespace simt {
@@ -37,7 +38,7 @@ struct CublasLt {
     bool refuses_in_call[kCublasLtAlgorithms] = {};  // proposed, but cublasLtMatmul returns NOT_SUPPORTED
     bool gone[kCublasLtAlgorithms] = {};             // not proposed
     float ms[kCublasLtAlgorithms] = {};              // duration of a product, in addition to the simulation
-    float bias_gradient_ms = 0;                      // additional time of that epilogue
+    std::map<cublasLtEpilogue_t, float> epilogue_ms;  // additional time
 
     // Recorded calls.
     std::vector<CublasLtProduct> products;            // carried out

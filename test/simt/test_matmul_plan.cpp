@@ -297,7 +297,8 @@ TEST_CASE("choices: separate kernels instead of a slow bias gradient", "[matmul]
     for (const bool is_slow : {true, false}) {
         matmul_settings().time_gemms = true;
         for (float& ms : cublas_lt().ms) ms = 1;
-        cublas_lt().bias_gradient_ms = is_slow ? 0.1f : 0.0005f;  // the sums of columns take 0.001 ms
+        // The sums of columns take 0.001 ms.
+        cublas_lt().epilogue_ms = {{CUBLASLT_EPILOGUE_BGRADB, is_slow ? 0.1f : 0.0005f}};
         Layer<bf16> layer({24, 32, is_slow ? 144 : 152});
         layer.check_backward_weight(true, false);
         matmul_settings().time_gemms = false;
@@ -307,6 +308,29 @@ TEST_CASE("choices: separate kernels instead of a slow bias gradient", "[matmul]
         layer.check_backward_weight(true, true);
         layer.check_backward_weight(true, false);
         CHECK(uses_of(CUBLASLT_EPILOGUE_BGRADB) == (is_slow ? 1 : 2));  // += was not timed
+        use_matmul_choices("");
+    }
+}
+
+TEST_CASE("choices: a separate kernel instead of a slow GELU", "[matmul]") {
+    const WithDefaults defaults;
+    matmul_settings().gelu_epilogue = true;
+    for (const bool is_slow : {true, false}) {
+        matmul_settings().time_gemms = true;
+        for (float& ms : cublas_lt().ms) ms = 1;
+        // The separate GELU takes 0.001 ms.
+        cublas_lt().epilogue_ms = {{CUBLASLT_EPILOGUE_GELU_AUX_BIAS, is_slow ? 0.1f : 0.0005f}};
+        Layer<bf16> layer({24, 32, is_slow ? 176 : 184});
+        layer.check_forward(true, true);
+        const std::string timed = layer.result();
+        matmul_settings().time_gemms = false;
+        CHECK((matmul_choices().find(": apart, ") != std::string::npos) == is_slow);
+        use_matmul_choices(matmul_choices());
+        cublas_lt().products.clear();
+        layer.check_forward(true, true);
+        CHECK(uses_of(CUBLASLT_EPILOGUE_GELU_AUX_BIAS) == !is_slow);
+        CHECK(uses_of(CUBLASLT_EPILOGUE_BIAS) == is_slow);
+        CHECK(layer.result() == timed);
         use_matmul_choices("");
     }
 }

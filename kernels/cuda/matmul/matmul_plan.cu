@@ -9,6 +9,7 @@
 #include "kernels/cuda/matmul/matmul_library.h"
 #include "kernels/cuda/matmul/matmul_plan.h"
 #include "kernels/cuda/matmul/matmul_timing.h"
+#include "kernels/ops.h"
 
 namespace {
 
@@ -67,9 +68,15 @@ std::vector<MatmulAlgorithm> proposals_of(const Library& lib, ProductDescription
 
 Plan& plan_for(Library& lib, const Product& product, Stream stream);
 
-// Milliseconds of the GEMM without its bias gradient, and of our sums of columns.
+// Milliseconds of the GEMM without its GELU or its bias gradient, and of our GELU or our sums of columns.
 double ms_apart(Library& lib, const Product& product, Stream stream) {
     Product plain = product;
+    if (product.epilogue == Epilogue::gelu) {
+        plain.epilogue = Epilogue::bias;
+        plain.d.data = std::exchange(plain.aux, nullptr);
+        const ops::ActivationForward gelu{.out = product.d, .inp = plain.d, .count = size_t(product.m) * product.n};
+        return plan_for(lib, plain, stream).ms + time_turns([&] { ops::activation_forward(gelu, stream); }, stream);
+    }
     plain.epilogue = Epilogue::none;
     plain.bias = nullptr;
     const DeviceBuffer sums(size_t(product.n) * sizeof(float)),
@@ -83,7 +90,7 @@ double ms_apart(Library& lib, const Product& product, Stream stream) {
     return plan_for(lib, plain, stream).ms + time_turns([&] { column_sums(columns, stream); }, stream);
 }
 
-// Times the proposals on the product's arrays, and separate kernels instead of a bias gradient.
+// Times the proposals on the product's arrays, and separate kernels instead of GELU or a bias gradient.
 MatmulChoice timed_choice(Library& lib, Plan& plan, const Product& product, Stream stream) {
     const auto run = [&](const MatmulAlgorithm& algorithm) {
         return plan.description->run(lib.handle, algorithm, product, workspace_of(lib, stream), stream);
@@ -96,7 +103,8 @@ MatmulChoice timed_choice(Library& lib, Plan& plan, const Product& product, Stre
     };
     const TimedAlgorithm& fastest = fastest_of(timed);
     plan.ms = fastest.ms;
-    if (product.epilogue != Epilogue::bias_gradient) return {fastest.algorithm, described(fastest.ms)};
+    const bool may_be_apart = product.epilogue == Epilogue::gelu || product.epilogue == Epilogue::bias_gradient;
+    if (!may_be_apart) return {fastest.algorithm, described(fastest.ms)};
     const double apart_ms = ms_apart(lib, product, stream);
     return apart_ms < fastest.ms ? MatmulChoice{{}, described(apart_ms)}
                                  : MatmulChoice{fastest.algorithm, described(fastest.ms)};
