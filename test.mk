@@ -1,4 +1,4 @@
-#Test programs, the simulated GPU, benchmarks and probes.Included by the Makefile.
+# Test programs, the simulated GPU, benchmarks and probes. Included by the Makefile.
 TEST_ROOMS   := $(addprefix test/,support reference kernels model data data/tokenizer training commands runtime/*)
 TEST_SOURCES := $(wildcard $(TEST_ROOMS:=/*.cpp))
 REFERENCE    := $(wildcard test/reference/reference*.cpp)
