@@ -351,8 +351,8 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t operation, 
         .swapped = facts.reduction == CUBLASLT_REDUCTION_SCHEME_INPLACE && cublas_lt().products.size() % 2 == 1};
     cublas_lt().products.push_back({id, operation->epilogue, a_layout->type, d_layout->type, operation->compute,
                                     int(call.m), int(call.n), int(call.k), call.beta});
-    const auto epilogue = cublas_lt().epilogue_ms.find(operation->epilogue);
-    const float ms = cublas_lt().ms[id] + (epilogue == cublas_lt().epilogue_ms.end() ? 0 : epilogue->second);
+    const auto extra = cublas_lt().extra_ms.find(operation->epilogue);
+    const float ms = cublas_lt().ms[id] + (extra == cublas_lt().extra_ms.end() ? 0 : extra->second);
     simt::queue_work(stream ? stream : simt::default_stream(), [call, ms] {
         carry_out(call);
         simt::spend(ms);

@@ -38,7 +38,7 @@ struct CublasLt {
     bool refuses_in_call[kCublasLtAlgorithms] = {};  // proposed, but cublasLtMatmul returns NOT_SUPPORTED
     bool gone[kCublasLtAlgorithms] = {};             // not proposed
     float ms[kCublasLtAlgorithms] = {};              // duration of a product, in addition to the simulation
-    std::map<cublasLtEpilogue_t, float> epilogue_ms;  // additional time
+    std::map<cublasLtEpilogue_t, float> extra_ms;    // additional duration of a product with the epilogue
 
     // Recorded calls.
     std::vector<CublasLtProduct> products;            // carried out

@@ -3,6 +3,7 @@
 #include <cuda_runtime.h>
 
 #include <bit>
+#include <functional>
 #include <set>
 
 #include "kernels/cuda/matmul/matmul_library.h"
@@ -292,19 +293,26 @@ TEST_CASE("choices: an algorithm that fails, or that the library no longer has, 
     CHECK(last_algorithm() == 1);
 }
 
+// Times the GEMMs of `run` with a slow epilogue or a fast one, and then uses the choices. Returns whether one is a
+// separate kernel, which takes 0.001 ms here.
+static bool choose_apart(cublasLtEpilogue_t epilogue, bool is_slow, const std::function<void()>& run) {
+    matmul_settings().time_gemms = true;
+    for (float& ms : cublas_lt().ms) ms = 1;
+    cublas_lt().extra_ms = {{epilogue, is_slow ? 0.1f : 0.0005f}};
+    run();
+    matmul_settings().time_gemms = false;
+    const std::string text = matmul_choices();
+    use_matmul_choices(text);
+    cublas_lt().products.clear();
+    return text.find(": apart, ") != std::string::npos;
+}
+
 TEST_CASE("choices: separate kernels instead of a slow bias gradient", "[matmul]") {
     const WithDefaults defaults;
     for (const bool is_slow : {true, false}) {
-        matmul_settings().time_gemms = true;
-        for (float& ms : cublas_lt().ms) ms = 1;
-        // The sums of columns take 0.001 ms.
-        cublas_lt().epilogue_ms = {{CUBLASLT_EPILOGUE_BGRADB, is_slow ? 0.1f : 0.0005f}};
         Layer<bf16> layer({24, 32, is_slow ? 144 : 152});
-        layer.check_backward_weight(true, false);
-        matmul_settings().time_gemms = false;
-        CHECK((matmul_choices().find(": apart, ") != std::string::npos) == is_slow);
-        use_matmul_choices(matmul_choices());
-        cublas_lt().products.clear();
+        CHECK(choose_apart(CUBLASLT_EPILOGUE_BGRADB, is_slow, [&] { layer.check_backward_weight(true, false); }) ==
+              is_slow);
         layer.check_backward_weight(true, true);
         layer.check_backward_weight(true, false);
         CHECK(uses_of(CUBLASLT_EPILOGUE_BGRADB) == (is_slow ? 1 : 2));  // += was not timed
@@ -316,18 +324,11 @@ TEST_CASE("choices: a separate kernel instead of a slow GELU", "[matmul]") {
     const WithDefaults defaults;
     matmul_settings().gelu_epilogue = true;
     for (const bool is_slow : {true, false}) {
-        matmul_settings().time_gemms = true;
-        for (float& ms : cublas_lt().ms) ms = 1;
-        // The separate GELU takes 0.001 ms.
-        cublas_lt().epilogue_ms = {{CUBLASLT_EPILOGUE_GELU_AUX_BIAS, is_slow ? 0.1f : 0.0005f}};
         Layer<bf16> layer({24, 32, is_slow ? 176 : 184});
-        layer.check_forward(true, true);
+        const auto forward = [&] { layer.check_forward(true, true); };
+        CHECK(choose_apart(CUBLASLT_EPILOGUE_GELU_AUX_BIAS, is_slow, forward) == is_slow);
         const std::string timed = layer.result();
-        matmul_settings().time_gemms = false;
-        CHECK((matmul_choices().find(": apart, ") != std::string::npos) == is_slow);
-        use_matmul_choices(matmul_choices());
-        cublas_lt().products.clear();
-        layer.check_forward(true, true);
+        forward();
         CHECK(uses_of(CUBLASLT_EPILOGUE_GELU_AUX_BIAS) == !is_slow);
         CHECK(uses_of(CUBLASLT_EPILOGUE_BIAS) == is_slow);
         CHECK(layer.result() == timed);
