@@ -84,10 +84,10 @@ std::optional<PlannedLayout> planned(Config config, const ScalingInputs& layout)
     } catch (const Error&) {
         return std::nullopt;
     }
-    PlannedLayout plan{config, grid, 0, 0, predict_step(scaling_inputs(config, stages, layout))};
     const std::vector<size_t> bytes = planned_bytes_of_stages(stages[0]);
     const auto largest = std::ranges::max_element(bytes);
-    plan.memory_bytes = double(*largest), plan.largest_stage = int(largest - bytes.begin());
+    PlannedLayout plan{config, grid, int(largest - bytes.begin()), double(*largest),
+                       predict_step(scaling_inputs(config, stages, layout))};
     const bool fits = plan.memory_bytes <= usable_bytes(layout.gpu);
     if (fits || layout.pipeline == 1 || !config.parallel.pipeline_layers.empty()) return plan;
     // The layers are the fastest for all stages; others may fit.

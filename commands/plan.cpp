@@ -50,14 +50,15 @@ std::string export_text(const Config::Model& model) {
 }
 
 // Returns a row for each stage: the bytes of a rank, its parameters and the stage's layers.
-std::string stage_table(const std::vector<GptOptions>& stages) {
+std::string stage_table(const std::vector<GptOptions>& stages, const std::vector<size_t>& bytes) {
+    const std::vector<TensorLayout> layouts = lay_out_stages(stages[0]);
     std::string table;
-    for (const GptOptions& stage : stages) {
-        const std::string layers = joined(own_layers(stage), ", ", [](const LayerRange& range) {
+    for (size_t i = 0; i < stages.size(); i++) {
+        const std::string layers = joined(own_layers(stages[i]), ", ", [](const LayerRange& range) {
             return format("%d to %d", range.first, range.end() - 1);
         });
-        table += format("stage %-12d %14zu bytes, %zu parameters, layers %s\n", stage.pipeline.rank,
-                        planned_bytes(stage), lay_out_rank(stage).parameters, layers.c_str());
+        table += format("stage %-12zu %14zu bytes, %zu parameters, layers %s\n", i, bytes[i], layouts[i].parameters,
+                        layers.c_str());
     }
     return table;
 }
@@ -77,7 +78,8 @@ void plan(const Options& options) {
         check_tokenizer(training_data(config), config.data.tokenizer, config.model.vocab_size);
     if (directory_exists(config.model.init_from)) check_source_tokenizer(config, tokenizer);
     const std::vector<GptOptions> stages = options_of_stages(config, grid);
-    const GptOptions run = *std::ranges::max_element(stages, {}, planned_bytes);
+    const std::vector<size_t> bytes = planned_bytes_of_stages(stages[0]);
+    const GptOptions run = stages[size_t(std::ranges::max_element(bytes) - bytes.begin())];
     const double flops = flops_of_token(run, run.seq_len);
 
     const size_t beside = resident_bytes() + device_info().working_bytes + kBlockBytes;
@@ -85,7 +87,7 @@ void plan(const Options& options) {
         std::printf("stage %d of 0 to %d needs the most memory:\n", run.pipeline.rank, grid.pipeline - 1);
     std::printf("%s%s", plan_table(run).c_str(), plan_row("program and buffers", beside).c_str());
     if (config.checkpoint.asynchronous) std::printf("%s", plan_row("copy for checkpoints", saved_bytes(run)).c_str());
-    if (grid.pipeline > 1) std::printf("%s", stage_table(stages).c_str());
+    if (grid.pipeline > 1) std::printf("%s", stage_table(stages, bytes).c_str());
     const double most = machine.gpus > 0 ? usable_bytes(machine.gpu) : HUGE_VAL;
     if (!options.measured.empty()) std::printf("%s", measured_plan(run, options.measured, most).c_str());
     for (const auto& [until_step, tokens] : config.train.batch_ramp)

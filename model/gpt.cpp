@@ -63,22 +63,23 @@ void copy_chunks(const GptState& s, ops::Chunk* to, std::vector<ops::Chunk> chun
 
 }  // namespace
 
+static std::vector<MemoryRegion> regions_of(const GptOptions& options, TensorLayout layout) {
+    Arena arena;
+    place_state(options, std::move(layout), arena);
+    return arena.regions();
+}
+
 std::vector<MemoryRegion> plan_memory(const GptOptions& options) {
     check_options(options);
-    Arena arena;
-    place_state(options, lay_out_rank(options), arena);
-    return arena.regions();
+    return regions_of(options, lay_out_rank(options));
 }
 
 std::vector<std::vector<MemoryRegion>> plan_memory_of_stages(GptOptions options) {
     check_options(options);
     std::vector<TensorLayout> layouts = lay_out_stages(options);
     std::vector<std::vector<MemoryRegion>> stages;
-    for (int& stage = options.pipeline.rank = 0; stage < options.pipeline.size; stage++) {
-        Arena arena;
-        place_state(options, std::move(layouts[size_t(stage)]), arena);
-        stages.push_back(arena.regions());
-    }
+    for (int& stage = options.pipeline.rank = 0; stage < options.pipeline.size; stage++)
+        stages.push_back(regions_of(options, std::move(layouts[size_t(stage)])));
     return stages;
 }
 
